@@ -113,7 +113,7 @@ def build_story(parts: Parts, queue_rules: QueueRules) -> Story:
     observers.add(
         PredictionAudit(
             caches=parts.caches,
-            tokens=_token_audit(parts, settling),
+            tokens=_token_audit(parts),
             fetches=parts.fetches,
             metrics=parts.metrics,
         )
@@ -121,15 +121,13 @@ def build_story(parts: Parts, queue_rules: QueueRules) -> Story:
     return story
 
 
-def _token_audit(parts: Parts, settling: Settling) -> TokenAudit:
+def _token_audit(parts: Parts) -> TokenAudit:
     return TokenAudit(
         parts.prompters,
         hand_over=parts.hand_over,
-        caches=parts.caches,
         prove_ratio=parts.config.tokens.prove_ratio,
         encoders=parts.threads.encode,
         metrics=parts.metrics,
-        settling=settling,
     )
 
 

@@ -145,7 +145,6 @@ class StreamStatus(Struct, frozen=True, array_like=True):
     """The groups of a model with several, or one without full attention; in the order seen."""
     unknown: Annotated[tuple[Text, ...], Meta(max_length=MAX_UNKNOWN)] = ()
     """Kinds of prompts with extra keys of an unknown form (router.kv_events.unknown_keys)."""
-    removes_all_copies: bool = False  # one removal stands for all copies of a block
 
 
 class TierChange(Struct, frozen=True, array_like=True):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence
-from itertools import count, repeat
+from itertools import count
 
 from msgspec import Struct
 
@@ -127,7 +127,6 @@ class _Holdings:
         "evicts_cpu",
         "gpu",
         "journal",
-        "left",
     )
 
     def __init__(self, journal: Journal | None) -> None:
@@ -138,7 +137,6 @@ class _Holdings:
         self.deferred: dict[BlockKey, Speculation] = {}  # by the one block that is in `computing`
         self.evicts_cpu = False  # its cpu tier was full, and lost blocks
         self.evicted = RecentKeys()
-        self.left = RecentKeys()  # those of them of which copies were left
         self.journal = journal  # outlives the epoch
 
     @property
@@ -234,7 +232,6 @@ class BlockIndex:
         tier: Tier = "gpu",
         *,
         num_left: Sequence[int | None] | None = None,
-        all_copies: bool = False,
     ) -> int:
         """Remove one copy of each block; return how many were not there. See `store` for `keys`.
 
@@ -243,7 +240,6 @@ class BlockIndex:
             keys: The blocks.
             tier: That lost them.
             num_left: How many copies of each the engine has left; None: it does not say.
-            all_copies: Whether a removal stands for all copies, if it does not say.
         """
         holdings = self._of(candidate)
         copies = holdings.gpu if tier == "gpu" else holdings.cpu
@@ -252,12 +248,8 @@ class BlockIndex:
         lowered: set[BlockKey] = set()
         if num_left is not None:
             num_missing = remove_to(copies, keys, num_left, lowered)
-        elif all_copies:
-            num_missing = remove_to(copies, keys, repeat(0), lowered)
         else:
             num_missing = remove(copies, keys, lowered)
-            if lowered and tier == "gpu":
-                holdings.left.add(lowered)
         if holdings.journal is not None:
             holdings.journal.note(tier, keys)
             holdings.journal.lower(tier, lowered)
@@ -464,11 +456,6 @@ class BlockIndex:
         """Return when the candidate last lost the block, monotonic; None: not recently."""
         holdings = self._holdings.get(candidate)
         return holdings.evicted.added_s(key) if holdings is not None else None
-
-    def has_left_copies(self, candidate: CandidateId, key: BlockKey) -> bool:
-        """Return whether one of several copies of the block was removed recently, not the last."""
-        holdings = self._holdings.get(candidate)
-        return holdings is not None and key in holdings.left and key in holdings.gpu
 
     def unbroken(self, candidate: CandidateId, chain: Sequence[BlockKey], num_blocks: int) -> int:
         """Count leading blocks of a match one by one, if they are not too many: 0.03 us each.

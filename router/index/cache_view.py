@@ -119,7 +119,7 @@ class CacheView:
         """Return the stream's state, and why it is not better.
 
         If reading history again has not helped, it is not exact, whatever the stream says. Nor is
-        it if prompts of one kind are not predicted, or wrong.
+        it if prompts of one kind are not predicted.
 
         Args:
             extra: Of prompts of some kinds; None: of any.
@@ -135,8 +135,6 @@ class CacheView:
             unknown = [kind for kind in sorted(stream.unknown) if wanted is None or kind in wanted]
             if unknown:
                 return "degraded", f"{StreamReason.EXTRA_KEYS}: {', '.join(unknown)}"
-            if (why := self.audit.why_kind_bad(candidate, wanted)) is not None:
-                return "degraded", why
         return state, reason
 
     def trust(self, candidate: CandidateId) -> float:

@@ -46,8 +46,6 @@ class StreamReason(StrEnum):
     READING = "event history is being read"
     TRANSLATED = "hashes cannot be computed and are translated"
     UNVERIFIED = "hash contract is not verified yet"
-    ALL_COPIES = "copies of a block were counted one by one; the engine removes all with one event"
-    EACH_COPY = "copies of a block were counted as one; the engine removes each with its own event"
     EXTRA_KEYS = "an extra key of their blocks is not understood, so these are not predicted"
     GROUPS = "a KV group has an unknown kind, window or block size"
 
@@ -102,11 +100,6 @@ class CandidateStream(ABC):
     def unknown(self) -> Collection[str]:
         """Kinds of prompts whose blocks are not found here (router.kv_events.unknown_keys)."""
         return ()
-
-    @property
-    def removes_all_copies(self) -> bool:
-        """Whether one removal stands for all copies of a block."""
-        return False
 
     @property
     def state(self) -> StreamState:

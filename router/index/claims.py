@@ -2,21 +2,21 @@
 
 A `Claim` marks the blocks that one request will compute, until they are stored or it has failed.
 The `Audit` compares each predicted number of cached tokens with the number that the engine reports.
-A wrong prediction counts against its source: the event stream, the cpu tier or the kind of
-prompt. router.index.cache_view matches prompts with blocks.
+A wrong prediction counts against its source: the event stream or the cpu tier.
+router.index.cache_view matches prompts with blocks.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
 from policies.view import CandidateId
 from router.base.contracts import BlockKey
 from router.index.block_index import BlockIndex, Speculation
-from router.index.candidate_stream import CandidateStream, StreamReason
+from router.index.candidate_stream import CandidateStream
 from router.index.eviction import Use
 from router.index.trust import Trust
 
@@ -87,18 +87,6 @@ class Audit:
         trust = self._trust.get(candidate)
         return share_right(trust.gpu.ratio) if trust is not None and trust.gpu.is_bad else None
 
-    def why_kind_bad(self, candidate: CandidateId, kinds: Collection[str] | None) -> str | None:
-        """Return why predictions of a kind of prompts cannot be trusted; None: they can.
-
-        Args:
-            kinds: `ExtraKeys.kinds`; None: any.
-        """
-        trust = self._trust.get(candidate)
-        for kind, account in trust.kinds.items() if trust is not None else ():
-            if account.is_bad and (kinds is None or kind in kinds):
-                return f"{share_right(account.ratio)} ({kind})"
-        return None
-
     def was_overtaken(
         self, claim: Claim, num_reported_tokens: int, num_predicted_tokens: int = 0
     ) -> bool:
@@ -135,7 +123,6 @@ class Audit:
         claim: Claim | None = None,
         *,
         num_cpu_tokens: int = 0,
-        kinds: Collection[str] = (),
     ) -> None:
         """Record a prediction's outcome; a wrong one lowers the trust in what it is based on.
 
@@ -145,7 +132,6 @@ class Audit:
             num_reported_tokens: By its engine.
             claim: Of the request; None: not known, all counts for the GPU.
             num_cpu_tokens: The part of the prediction that came from the cpu tier.
-            kinds: Of the prompt (`ExtraKeys.kinds`).
         """
         stream, trust = self._streams.get(candidate), self._trust.get(candidate)
         if stream is None or trust is None:
@@ -159,19 +145,6 @@ class Audit:
                 if num_reported_tokens >= num_gpu_tokens:
                     return  # the GPU has the predicted blocks
         is_right = num_predicted_tokens == num_reported_tokens
-        if (
-            claim is not None
-            and not is_right
-            and self._is_by_copies(claim, stream, num_predicted_tokens, num_reported_tokens)
-        ):
-            if trust.copies.add():
-                is_all = stream.removes_all_copies
-                reason = StreamReason.EACH_COPY if is_all else StreamReason.ALL_COPIES
-                stream.mark_suspect(reason)
-                trust.forgive()
-                return
-        if num_predicted_tokens or num_reported_tokens:  # nothing is right of a new prompt
-            trust.observe_kinds(kinds, is_right)
         if trust.observe_gpu(is_right):
             was_read = stream.state == "exact"
             if was_read:
@@ -190,25 +163,6 @@ class Audit:
             self.without_cpu.add(candidate)
             text = "its cpu tier does not count any more: less was read from it than it announced"
             logger.warning(text, extra=fields)
-
-    def _is_by_copies(
-        self, claim: Claim, stream: CandidateStream, num_predicted: int, num_reported: int
-    ) -> bool:
-        """Return whether counting copies the other way explains a wrong prediction.
-
-        Either the engine lacked a block that it had removed and of which our count had copies left.
-        Or it had a block that was removed here for all copies.
-        """
-        index, candidate = self._index, claim.candidate
-        if not stream.removes_all_copies:
-            if num_predicted < num_reported:
-                return False
-            missing = self._missing(claim, num_reported, num_predicted)
-            return any(index.has_left_copies(candidate, key) for key in missing)
-        first = num_predicted // stream.contract.block_size
-        if num_predicted > num_reported or first >= len(claim.keys):
-            return False
-        return index.was_evicted(candidate, claim.keys[first])
 
 
 def share_right(ratio: float) -> str:

@@ -1,9 +1,8 @@
 """Blocks of one candidate on one tier with their number of copies: the operations on a plain dict.
 
 A set would be wrong: vLLM does not de-duplicate equal blocks. It stores, and later removes, each
-copy with an event of its own. A dict of ints is also invisible to the cyclic collector. Releases
-may differ (open changes of September 2026): a removal that tells how many copies are left
-(vllm-project/vllm#48933), or one removal for all copies (vllm-project/vllm#55092).
+copy with an event of its own. A dict of ints is also invisible to the cyclic collector. A
+removal may tell how many copies are left (an open change: vllm-project/vllm#48933).
 """
 
 from __future__ import annotations

@@ -5,25 +5,16 @@ What must live here: what answers show, and what follows from it. What must not:
     based on                 if its predictions are wrong
     events of the GPU        history is read again; each time after twice as many answers
     the cpu tier             the tier does not count, until it would have been right again
-    prompts of one kind      these count as not known exactly (an adapter's, salted ones)
-    how copies are counted   they are counted the other way (router.index.copies), and history is
-                             read again
 
 Pauses are counted in answers, not in seconds as in `router.base.backoff`: if a candidate answers
 nothing, nothing shows that it has become better.
-
-Source of the last: vllm-project/vllm#55092 reports a block's removal with its last copy, vLLM
-0.32.0 reports each copy's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Final
 
 from msgspec import Struct
-
-from router.base.messages import MAX_UNKNOWN
 
 TRUST_DECAY: Final = 0.98  # half of the weight lies on the last 35 audits
 MIN_AUDITS: Final = 20  # nothing is concluded from fewer
@@ -38,35 +29,6 @@ GOOD_FROM: Final = 0.9
 _CPU_DECAY: Final = 0.95  # a tier is mostly right, or mostly wrong
 _CPU_AUDITS: Final = 10
 _MAX_NEEDED: Final = 64 * MIN_AUDITS
-_COPIES_STREAK: Final = 3
-_MAX_STREAK: Final = 384
-
-
-class Streak:
-    """Counts answers in a row that contradict an assumption.
-
-    Args:
-        needed: How many overturn it. After each time twice as many are needed.
-    """
-
-    __slots__ = ("_length", "_needed")
-
-    def __init__(self, needed: int) -> None:
-        self._length = 0
-        self._needed = needed
-
-    def add(self) -> bool:
-        """Count one more; return whether the streak is long enough. Then a new one begins."""
-        self._length += 1
-        if self._length < self._needed:
-            return False
-        self._length = 0
-        self._needed = min(2 * self._needed, _MAX_STREAK)
-        return True
-
-    def end(self) -> None:
-        """Begin again: an answer agreed."""
-        self._length = 0
 
 
 class Account(Struct):
@@ -91,14 +53,12 @@ class Account(Struct):
 class Trust:
     """What answers show of one candidate."""
 
-    __slots__ = ("_num_needed", "copies", "counts_cpu", "cpu", "gpu", "kinds")
+    __slots__ = ("_num_needed", "counts_cpu", "cpu", "gpu")
 
     def __init__(self) -> None:
         self.gpu = Account()
         self.cpu = Account(decay=_CPU_DECAY, num_needed=_CPU_AUDITS)
         self.counts_cpu = True
-        self.kinds: dict[str, Account] = {}  # of prompts that reuse something
-        self.copies = Streak(_COPIES_STREAK)  # answers that the other count of copies explains
         self._num_needed = MIN_AUDITS  # answers before history is read again
 
     def observe_gpu(self, right: bool) -> bool:
@@ -107,13 +67,6 @@ class Trust:
         if self.gpu.num_audits >= MIN_AUDITS and self.gpu.ratio >= GOOD_FROM:
             self._num_needed = MIN_AUDITS
         return self.gpu.is_bad and self.gpu.num_audits >= self._num_needed
-
-    def observe_kinds(self, kinds: Collection[str], right: bool) -> None:
-        """Record a prediction for a prompt of these kinds."""
-        for kind in kinds:
-            if kind not in self.kinds and len(self.kinds) >= MAX_UNKNOWN:
-                continue
-            self.kinds.setdefault(kind, Account()).observe(right)
 
     def observe_cpu(self, right: bool) -> bool:
         """Record what the cpu tier would have added; return whether `counts_cpu` changed."""

@@ -79,7 +79,6 @@ class RankBlocks:
         "counters",
         "counts_once",
         "needs_history",
-        "removes_all_copies",
         "search",
         "understands_groups",
         "unknown_form",
@@ -107,7 +106,6 @@ class RankBlocks:
         self._unexplained: BlockStored | None = None  # the last that the search made nothing of
         self.unknown_keys = UnknownKeys()
         self.unknown_form: str | None = None  # of the last key that was found not to be understood
-        self.removes_all_copies = False
         self._plain: dict[int | None, str | None] = {}
         """How events name the only group, and its kind: full attention. Empty: several, or none."""
         self._is_taken_over = False  # blocks are held whose groups are not known
@@ -148,7 +146,6 @@ class RankBlocks:
         self._is_taken_over = True
         self._groups.take_over(status.groups)
         self.unknown_keys = UnknownKeys(status.unknown)
-        self.removes_all_copies = status.removes_all_copies
         self._lay_out()
 
     def restart(self) -> None:
@@ -159,7 +156,6 @@ class RankBlocks:
         self._groups = RankGroups()
         self._unexplained = None
         self.unknown_keys = UnknownKeys()
-        self.removes_all_copies = False
         self._lay_out()
 
     def clear(self) -> None:
@@ -388,7 +384,6 @@ class RankBlocks:
             keys,
             tier,
             num_left=num_left,
-            all_copies=self.removes_all_copies and tier == "gpu",
         )
 
     def _remove_translated(

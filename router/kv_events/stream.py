@@ -138,10 +138,6 @@ class RankStream(CandidateStream):
     def unknown(self) -> Collection[str]:
         return self._blocks.unknown_keys.kinds
 
-    @property
-    def removes_all_copies(self) -> bool:
-        return self._blocks.removes_all_copies
-
     def state_and_reason(self) -> tuple[StreamState, str]:
         if self.is_blind:
             if self._presence.why_silent is not None:
@@ -177,7 +173,6 @@ class RankStream(CandidateStream):
             lacks=self._lacks,
             groups=self._blocks.groups,
             unknown=tuple(sorted(self.unknown)),
-            removes_all_copies=self.removes_all_copies,
         )
 
     def take_notices(self) -> list[Notice]:
@@ -322,8 +317,6 @@ class RankStream(CandidateStream):
     def mark_suspect(self, reason: str) -> None:
         # A second suspicion does not start the reading again while it is under way.
         is_reading = self._suspicion is not None and self._history.wanted is not None
-        if reason in (StreamReason.ALL_COPIES, StreamReason.EACH_COPY):
-            self._blocks.removes_all_copies = reason == StreamReason.ALL_COPIES
         self._suspicion = reason
         if not is_reading:
             self._why_again = reason

@@ -1,41 +1,29 @@
 """The proof of local tokens: each answer's count, and a sample of prompts encoded whole.
 
 A sample is encoded by `tokenizers`, so it checks the pieces, the memory of prefixes and fastokens.
-
-Equal block hashes are equal ids, because a block's hash covers the ids of its prompt up to its
-end. Equal counts are not. So blocks that engines store for prompts that they tokenized themselves
-are compared, too. What an engine made of ids that it was handed proves nothing.
+What an engine made of ids that it was handed proves nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 from time import monotonic
-from typing import Final
 
 import orjson
-from msgspec import Struct
 
 from router.api.apis import Request
-from router.base.contracts import BlockKey
-from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.request.plan import Placement
 from router.request.results import Inbound, Prompt
 from router.request.send import Sent
-from router.request.settling import Settling
 from router.tokens import Prompter, Prompters
-from router.tokens.hand_over import HandOver, Kind
-from router.tokens.id_probe import FLAGS, RELEASES
+from router.tokens.hand_over import HandOver
+from router.tokens.id_probe import FLAGS
 
 logger = logging.getLogger(__name__)
-
-_PATIENCE_S: Final = 10.0  # events take 0.1 s, a replay of history some more
-_MAX_WAITING: Final = 256
 
 
 class TokenAudit:
@@ -43,10 +31,8 @@ class TokenAudit:
 
     Args:
         hand_over: Gets the evidence for and against handing ids over.
-        caches: Where the blocks of prompts show up that engines tokenized themselves.
         prove_ratio: Share of prompts that are encoded whole.
         encoders: Where that is done.
-        settling: Waits for the events of prompts that went as text.
     """
 
     def __init__(
@@ -54,18 +40,15 @@ class TokenAudit:
         prompters: Prompters,
         *,
         hand_over: HandOver,
-        caches: CacheView,
         prove_ratio: float,
         encoders: Executor,
         metrics: Metrics,
-        settling: Settling,
     ) -> None:
         self._prompters = prompters
         self._hand_over = hand_over
         self._prove_ratio = prove_ratio
         self._encoders = encoders
         self._metrics = metrics
-        self._blocks = _BlockEvidence(caches, settling, self._observe_blocks)
         self._num_requests = 0
         self._proof_runs = False
         self._next_proof_s = 0.0
@@ -111,44 +94,9 @@ class TokenAudit:
             if prompter.encoder.is_fast and self._may_prove():
                 self._prove(prompt, prompter)  # it may be fastokens' fault
             return
-        shows_blocks = chat is not None and self._blocks.expect(
-            prompt, placement, sent.kind, monotonic()
-        )
-        if sent.kind is not None and not shows_blocks:
+        if sent.kind is not None:
             self._hand_over.observe_match(prompt.read.model or "", sent.kind)
         self._sample(prompt, prompter)
-
-    def _observe_blocks(self, expected: _Expected, came: bool) -> None:
-        """Record whether an engine has our ids of a prompt that it tokenized itself."""
-        prompter = self._prompters.get(expected.model)
-        replica = expected.placement.candidate.replica
-        if prompter is None:
-            return
-        was_known = not came and prompter.trust.num_missed(replica.name) > 0
-        ended = prompter.trust.reason
-        prompter.trust.observe_blocks(
-            replica.name,
-            came,
-            has_others=expected.placement.had_others,
-            now_s=asyncio.get_running_loop().time(),
-        )
-        if came:
-            if expected.kind is not None:
-                self._hand_over.observe_match(expected.model, expected.kind)
-            return
-        self._metrics.token_mismatches.labels(expected.model, "blocks").inc()
-        self._hand_over.suspend(expected.model, "ids", monotonic())
-        if was_known and ended == prompter.trust.reason:
-            return
-        logger.error(
-            "engine stored other blocks for a prompt than the router computed",
-            extra={
-                "model": expected.model,
-                "replica": replica.name,
-                "reason": prompter.trust.reason,
-                "hint": f"{RELEASES}; {FLAGS}",
-            },
-        )
 
     def _audit_media(self, prompt: Prompt, prompter: Prompter, num_engine_tokens: int) -> None:
         """Compare the count of a prompt with media; a difference ends these alone, for a while.
@@ -239,81 +187,6 @@ class TokenAudit:
             )
         elif is_new:
             logger.error("replica counts other tokens than the rest; it is ignored", extra=said)
-
-
-class _Expected(Struct, frozen=True, kw_only=True):
-    """A prompt whose last full block should be stored."""
-
-    model: str
-    kind: Kind | None
-    placement: Placement
-    key: BlockKey
-    epoch: int
-
-
-class _BlockEvidence:
-    """Finds the blocks of prompts that went as text.
-
-    Args:
-        note: Takes a prompt and whether its blocks came.
-    """
-
-    def __init__(
-        self, caches: CacheView, settling: Settling, note: Callable[[_Expected, bool], None]
-    ) -> None:
-        self._caches = caches
-        self._settling = settling
-        self._note = note
-        self._num_waiting = 0
-
-    def expect(self, prompt: Prompt, placement: Placement, kind: Kind | None, now_s: float) -> bool:
-        """Wait for a chat's blocks where its prompt is computed.
-
-        Returns False if blocks of that replica are not seen here: it publishes no events, or they
-        are looked up in Redis.
-        """
-        placement = placement.helper or placement
-        candidate, claim = placement.lease.candidate, placement.claim
-        stream = self._caches.stream(candidate)
-        if not placement.candidate.replica.publishes_events:
-            return False
-        if stream is None or stream.is_blind:
-            return True
-        if not self._caches.index.num_blocks(candidate):
-            return False
-        if claim is None or prompt.extra.lora is not None:
-            return True
-        num_held = placement.predicted.num_gpu_tokens // stream.contract.block_size
-        if num_held < len(claim.keys) and self._num_waiting < _MAX_WAITING:
-            expected = _Expected(
-                model=prompt.read.model or "",
-                kind=kind,
-                placement=placement,
-                key=claim.keys[-1],
-                epoch=self._caches.index.epoch(candidate),
-            )
-            if not self._settle(expected, False):
-                self._num_waiting += 1
-                self._settling.add(partial(self._look_again, expected), now_s + _PATIENCE_S)
-        return True
-
-    def _look_again(self, expected: _Expected, is_last: bool) -> bool:
-        is_settled = self._settle(expected, is_last)
-        self._num_waiting -= is_settled
-        return is_settled
-
-    def _settle(self, expected: _Expected, is_last: bool) -> bool:
-        """Report an outcome. False: there is none yet."""
-        candidate, index = expected.placement.lease.candidate, self._caches.index
-        stream = self._caches.stream(candidate)
-        if stream is None or index.epoch(candidate) != expected.epoch:
-            return True  # its engine is another process, or its cache was cleared
-        if index.holds(candidate, expected.key) or index.was_evicted(candidate, expected.key):
-            self._note(expected, True)
-            return True
-        if is_last and stream.state == "exact" and not index.has_groups(candidate):
-            self._note(expected, False)
-        return is_last
 
 
 def _read_again(inbound: Inbound) -> Request:

@@ -84,7 +84,6 @@ class PredictionAudit(Observer):
             reported,
             placement.claim,
             num_cpu_tokens=placement.predicted.num_cpu_only_tokens,
-            kinds=prompt.extra.kinds,
         )
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final
 
 from router.base.backoff import Suspension
 from router.tokens.id_probe import Difference
 
 _MIN_AGAINST: Final = 2  # replicas, if several serve the model
-_NUM_RECENT: Final = 32  # prompts of a replica whose blocks were expected
-_MAX_MISSED: Final = 3  # of them, whose blocks the replica did not store
 _PAUSE_S: Final = (30.0, 3600.0)
 _NUM_PROVEN: Final = 100  # agreeing answers in a row, after which the pause is short again
 
@@ -21,19 +18,14 @@ class _Evidence:
     agrees: Whether its last answer agreed; None: it has not answered.
     is_compared: Whether the ids of its process were compared with ours.
     difference: The result of the comparison; None: the ids are the same.
-    blocks: Whether it stored our blocks, for recent prompts.
     """
 
-    __slots__ = ("agrees", "blocks", "difference", "is_compared")
+    __slots__ = ("agrees", "difference", "is_compared")
 
     def __init__(self) -> None:
+        self.agrees: bool | None = None
         self.is_compared = False
         self.difference: Difference | None = None
-        self.clear_answers()
-
-    def clear_answers(self) -> None:
-        self.agrees: bool | None = None
-        self.blocks: deque[bool] = deque(maxlen=_NUM_RECENT)
 
 
 class TokenTrust:
@@ -117,28 +109,9 @@ class TokenTrust:
         """
         is_match = num_tokens == prompt_tokens
         reason = f"counted {num_tokens} prompt tokens, the engine {prompt_tokens}"
-        # Missing blocks show that a replica's ids are not ours, whatever it counts.
-        if not is_match or self.num_missed(replica) < _MAX_MISSED:
-            self._judge(replica, is_match, reason, has_others=has_others, now_s=now_s)
+        self._judge(replica, is_match, reason, has_others=has_others, now_s=now_s)
         self._count(is_match)
         return is_match
-
-    def observe_blocks(self, replica: str, came: bool, *, has_others: bool, now_s: float) -> None:
-        """Record whether a replica stored our blocks of a prompt that it tokenized itself."""
-        known = self._evidence(replica)
-        known.blocks.append(came)
-        if not came:
-            self._count(False)
-            self.proven.clear()
-        num_missed = known.blocks.count(False)
-        if num_missed >= _MAX_MISSED:
-            reason = f"the engine stored other blocks of {num_missed} recent prompts"
-            self._judge(replica, False, reason, has_others=has_others, now_s=now_s)
-
-    def num_missed(self, replica: str) -> int:
-        """Count the recent prompts of which a replica stored other blocks."""
-        known = self._replicas.get(replica)
-        return known.blocks.count(False) if known is not None else 0
 
     def forget(self, replica: str) -> None:
         """Drop the evidence of a replica that is gone, or is another process now."""
@@ -161,7 +134,7 @@ class TokenTrust:
             return False
         self._reason = None
         for known in self._replicas.values():
-            known.clear_answers()
+            known.agrees = None
         self._decide()
         return self.reason is None
 

@@ -12,8 +12,6 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
-from router.request import audit
-from router.tokens import trust
 from tests.check.running import checked, finding
 from tests.faults.stage import INSTANT, Stage, chat, on_stage, words
 from tests.tokens.splits import Side, model_with
@@ -57,14 +55,6 @@ def takers(stage: Stage) -> set[str]:
     """Name the replicas of which the log says that they take ids."""
     lines = (json.loads(line) for line in stage.log.splitlines() if line.startswith("{"))
     return {line["replica"] for line in lines if line["message"] == "token ids are sent"}
-
-
-async def prove(stage: Stage) -> None:
-    """Send what proves a model, and wait until the replica was found to take ids."""
-    for number in range(9):  # events of the first show how blocks are named
-        assert (await stage.ask(chat(words(100 + number)))).status == 200
-        await stage.until(lambda: stage.state("r1") == "exact")
-    await stage.until(lambda: takers(stage))
 
 
 @pytest.mark.parametrize("mode", ["auto", "on"])
@@ -199,71 +189,3 @@ async def test_another_content_format_is_an_error_until_it_is_set(tmp_path: Path
 
     assert (unset.level, given.level) == ("error", "ok")
     assert "tokens.content_formats" in unset.hint
-
-
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not wait long for blocks that never come, and do not try again during the test.
-
-    A loaded machine takes longer than the real pause for what follows the first difference.
-    """
-    monkeypatch.setattr(audit, "_PATIENCE_S", 0.3)
-    monkeypatch.setattr(trust, "_PAUSE_S", (3600.0, 3600.0))
-
-
-def played(number: int, num_words: int) -> str:
-    return f"{words(number)} {'violin ' * num_words}"
-
-
-@pytest.mark.usefixtures("soon")
-async def test_other_ids_that_only_events_show_are_never_handed_over(tmp_path: Path) -> None:
-    """No probe has the word. Every prompt has it, and each count agrees."""
-    ours = {"tiny": model_with(tmp_path / "router", "none")}
-    settings = LOOKING | {"tokens__models": ours, "tokens__engine_timeout_s": 60.0}
-    async with engines(tmp_path, "violin") as made, on_stage(*made, **settings) as stage:
-        await stage.ask(chat(words(30)))  # its events show how blocks are named
-        await stage.until(lambda: stage.state("r1") == "exact")
-        for number in range(12):
-            assert (await stage.ask(chat(played(number, 700)))).status == 200
-        prompter = stage.router.prompters.get("tiny")
-        assert prompter is not None
-        await stage.until(lambda: prompter.trust.reason is not None)
-        first = await stage.ask(chat(played(20, 700)))
-        await stage.settled(*made)
-        second = await stage.ask(chat(played(20, 700), first.text, words(2)))
-
-        num_missed = stage.metric("warmroute_token_mismatches_total", against="blocks")
-        assert stage.metric("warmroute_token_mismatches_total") == num_missed >= 3
-        assert stage.metric("warmroute_handed_over_requests_total") == 0
-        assert second.predicted == second.reported > 0
-        assert stage.metric("warmroute_tokenized_requests_total", way="engine") >= 2
-        assert 1 <= stage.log.count('"engine stored other blocks') <= 2
-        assert "stored other blocks for a prompt" in stage.log
-
-
-@pytest.mark.usefixtures("soon")
-async def test_other_ids_end_a_hand_over_that_has_begun(tmp_path: Path) -> None:
-    """Proven by prompts without the word; the first that goes as text and has it ends it."""
-    ours = {"tiny": model_with(tmp_path / "router", "none")}
-    settings = LOOKING | {"tokens__models": ours}
-    async with engines(tmp_path, "violin") as made, on_stage(*made, **settings) as stage:
-        await prove(stage)
-        await stage.ask(chat(words(20, 700)))
-        assert stage.metric("warmroute_handed_over_requests_total") == 1
-        await stage.ask(chat(played(21, 50)))
-        await stage.until(
-            lambda: stage.metric("warmroute_hand_over_ended_total", reason="ids") == 1
-        )
-        await stage.ask(chat(played(22, 700)))
-
-        assert stage.metric("warmroute_handed_over_requests_total") == 1
-
-
-async def test_blocks_that_come_are_the_proof(tmp_path: Path) -> None:
-    """Counts prove nothing where events do: evidence waits for them."""
-    async with engines(tmp_path, "none") as made, on_stage(*made, **LOOKING) as stage:
-        await prove(stage)
-        await stage.ask(chat(words(20, 700)))
-
-        assert stage.metric("warmroute_handed_over_requests_total") == 1
-        assert stage.metric("warmroute_token_mismatches_total") == 0

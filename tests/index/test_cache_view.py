@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 
 import pytest
 
 from policies.view import CandidateId
 from router.base.contracts import ExtraKeys
-from router.base.messages import MAX_UNKNOWN, KvGroup
+from router.base.messages import KvGroup
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
 from router.index.cache_view import LINGER_S, CacheView
-from router.index.candidate_stream import StreamReason
 from router.index.hit_length import KvLayout
 from router.index.trust import MIN_AUDITS, SUSPECT_BELOW
 from router.kv_events.stream import RankStream
@@ -251,55 +249,6 @@ def test_a_gpu_that_has_less_than_its_part_is_not_excused_by_the_tier() -> None:
 
     assert view.trust(R1) < 1.0
     assert (view.cpu_trust(R1) or 0.0) < 1.0
-
-
-def test_copies_are_counted_the_other_way_after_some_answers_and_back() -> None:
-    view = received(caches(R1), EVENT, EVENT)
-    stream = view.stream(R1)
-    assert isinstance(stream, RankStream)
-    names = [int(key) for key in CHAIN]
-    stream.receive(2, batch(removed(names)))
-    stream.opened(has_replay=True)
-
-    def replay(*payloads: bytes) -> None:
-        assert stream.wanted_replay == 0
-        stream.begin_replay()
-        for sequence, payload in enumerate(payloads):
-            stream.replayed(sequence, payload)
-        stream.end_replay(is_complete=True)
-
-    history = [EVENT, EVENT, batch(removed(names))]
-    for _ in range(3):
-        assert not stream.removes_all_copies
-        assert num_matched(view) == 3
-        view.audit.record(R1, 12, 0, view.claim(R1, CHAIN, 3))
-    assert (stream.removes_all_copies, stream.reason) == (True, StreamReason.ALL_COPIES)
-    (notice,) = stream.take_notices()
-    assert notice.fields == {"reason": StreamReason.ALL_COPIES}
-    replay(*history)
-    assert (num_matched(view), view.state(R1), view.trust(R1)) == (0, "exact", 1.0)
-
-    for _ in range(6):
-        assert stream.removes_all_copies
-        view.audit.record(R1, 0, 12, view.claim(R1, CHAIN, 0))
-    assert (stream.removes_all_copies, stream.reason) == (False, StreamReason.EACH_COPY)
-    replay(*history)
-    view.expire_claims(math.inf)
-    assert num_matched(view) == 3
-
-
-def test_another_routers_suspicion_says_how_copies_are_counted() -> None:
-    view = received(caches(R1), EVENT)
-    stream = view.stream(R1)
-    assert isinstance(stream, RankStream)
-    for _ in range(2):
-        stream.mark_suspect(str(StreamReason.ALL_COPIES))
-        assert stream.removes_all_copies
-    assert stream.status().removes_all_copies
-    stream.mark_suspect("its engine restarted")
-    assert stream.removes_all_copies
-    stream.mark_suspect(str(StreamReason.EACH_COPY))
-    assert not stream.removes_all_copies
 
 
 def test_a_few_wrong_predictions_cost_no_trust() -> None:
@@ -567,31 +516,3 @@ def test_a_complete_history_needs_no_proof() -> None:
 
 
 SQL = ExtraKeys(lora=("sql", "/l/1"))
-
-
-def test_a_kind_of_prompts_that_is_predicted_wrong_is_not_exact_for_itself() -> None:
-    """New prompts, of which nothing is predicted or reused, say nothing; nor does a plain one."""
-    view = received(caches(R1), EVENT)
-    for _ in range(2 * MIN_AUDITS):
-        view.audit.record(R1, 0, 8, kinds=SQL.kinds)
-        for _ in range(9):
-            view.audit.record(R1, 0, 0, kinds=SQL.kinds)
-            view.audit.record(R1, 8, 8)
-
-    state, reason = view.state_and_reason(R1)
-    assert (state, view.state(R1, SQL)) == ("degraded", "degraded")
-    assert reason.endswith("% of recent predictions were right (adapter sql)")
-    assert view.state(R1, ExtraKeys()) == view.state(R1, ExtraKeys(cache_salt="a")) == "exact"
-    for _ in range(2 * MIN_AUDITS):
-        view.audit.record(R1, 8, 8, kinds=SQL.kinds)
-    assert view.state_and_reason(R1) == ("exact", "")
-
-
-def test_kinds_of_prompts_are_bounded() -> None:
-    """Those beyond are judged with all others."""
-    view = received(caches(R1), EVENT)
-    for number in range(MAX_UNKNOWN + 1):
-        for _ in range(2 * MIN_AUDITS):
-            view.audit.record(R1, 8, 8 * (number < MAX_UNKNOWN), kinds=(f"adapter {number}",))
-
-    assert view.audit.why_kind_bad(R1, None) is None
