@@ -78,7 +78,6 @@ class Discovery:
             engine_api=parts.engine_api,
             prompters=parts.prompters,
             loader=self.loader,
-            hand_over=parts.hand_over,
             served_models=self.served_models,
             count_other_ids=lambda model: mismatches.labels(model, "ids").inc(),
         )

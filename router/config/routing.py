@@ -103,7 +103,7 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             description="whether engines get the token ids of a long prompt, so that they do not "
             "tokenize it again. auto: if proven exact (docs/concepts/tokens.md). on: at every "
-            "replica that accepts them. off: never"
+            "replica whose release takes them. off: never"
         ),
     ] = "auto"
     engine_timeout_s: Annotated[

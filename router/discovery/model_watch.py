@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from router.base.errors import RouterError, UpstreamError
+from router.base.errors import RouterError
 from router.config import Config
 from router.discovery.engine_api import EngineApi
-from router.discovery.hand_over_probe import WrongIds, takes_ids
 from router.discovery.id_comparison import compare
 from router.discovery.prompter_loader import PrompterLoader
 from router.discovery.served_models import ServedModels
 from router.replicas.replica import Replica
 from router.tokens import NeedsEngine, Prompter, Prompters
-from router.tokens.hand_over import HandOver
 from router.tokens.id_probe import Difference
 
 logger = logging.getLogger(__name__)
@@ -41,7 +38,6 @@ class ModelWatch:
         engine_api: EngineApi,
         prompters: Prompters,
         loader: PrompterLoader,
-        hand_over: HandOver,
         served_models: ServedModels,
         count_other_ids: Callable[[str], None],
     ) -> None:
@@ -51,7 +47,6 @@ class ModelWatch:
         self._engine_api = engine_api
         self._prompters = prompters
         self._loader = loader
-        self._hand_over = hand_over
         self._served_models = served_models
 
     def lora_paths(self, replica: Replica) -> Mapping[str, str]:
@@ -62,49 +57,21 @@ class ModelWatch:
         """Load what its models need, and start the tasks that ask it about them."""
         self._loader.load(replica)
         name = replica.name
-        return [group.create_task(self._ask_about_ids(replica), name=f"hand over {name}")]
+        return [group.create_task(self._compare_ids(replica), name=f"compare ids {name}")]
 
     def forget(self, name: str) -> None:
         """Drop what was learned about a replica: it is gone, or another process."""
-        self._hand_over.forget(name)
         self._prompters.forget(name)
         self._served_models.forget(name)
 
-    async def _ask_about_ids(self, replica: Replica) -> None:
-        """Compare the replica's token ids with ours, and test whether it takes ids.
-
-        If our ids are made in another way later, they are compared again.
-        """
+    async def _compare_ids(self, replica: Replica) -> None:
+        """Compare the replica's token ids with ours; again if ours are made in another way."""
         models = [model.id for model in replica.models if model.parent is None]
-        pause_s, compare_s = self._interval_s, 0.0
+        pause_s = self._interval_s
         while True:
             await asyncio.sleep(pause_s * random.uniform(0.9, 1.1))
-            pause_s = self._interval_s
-            if time.monotonic() >= compare_s and not await self._compare(replica, models):
-                compare_s = time.monotonic() + _ASK_AGAIN_S
-            for model, path in self._hand_over.to_probe(replica.name, models, time.monotonic()):
-                prompter = self._prompters.get(model)
-                assert prompter is not None
-                try:
-                    takes = await takes_ids(
-                        self._engine_api,
-                        replica.name,
-                        replica.url,
-                        model=model,
-                        path=path,
-                        prompter=prompter,
-                    )
-                except WrongIds as exc:
-                    self._observe_ids(replica, model, prompter, exc.difference)
-                    self._hand_over.suspend(model, "ids", time.monotonic())
-                except UpstreamError as exc:
-                    fields = {"replica": replica.name, "reason": exc.message}
-                    logger.warning("not known yet whether it takes token ids", extra=fields)
-                    pause_s = _ASK_AGAIN_S
-                except (NeedsEngine, RouterError):
-                    self._hand_over.observe_probe(replica.name, model, path, takes=False)
-                else:
-                    self._hand_over.observe_probe(replica.name, model, path, takes=takes)
+            is_done = await self._compare(replica, models)
+            pause_s = self._interval_s if is_done else max(self._interval_s, _ASK_AGAIN_S)
 
     async def _compare(self, replica: Replica, models: Sequence[str]) -> bool:
         """Compare ids that were not compared yet; False: some cannot be made now."""

@@ -194,7 +194,7 @@ class Metrics(Instruments):
         "Prompts sent to engines together with their token ids (tokens.hand_over)")]
     hand_over_ended: Annotated[Counter, Spec("warmroute_hand_over_ended", "model reason",
         "Models whose prompts are no longer sent with token ids, by reason: count and tokens (the "
-        "engine's differ), ids (a probe's differ), refused, failed (three in a row)")]
+        "engine's differ), refused, failed (three in a row)")]
     encoder_fallbacks: Annotated[Counter, Spec("warmroute_encoder_fallbacks", "model reason",
         "Models that went from fastokens to tokenizers, by reason: sample (other ids for a "
         "prompt), failed (it crashed)")]

@@ -243,7 +243,12 @@ class Sender:
         if kind is None or prompt.way != "local" or tokens is None or tries.records:
             return None  # after a failure it goes as it came
         if not self._hand_over.is_due(
-            model, kind, placement.replica, prompt.num_tokens, monotonic()
+            model,
+            kind,
+            placement.replica,
+            prompt.num_tokens,
+            monotonic(),
+            version=placement.candidate.replica.version,
         ):
             return None
         steps = tokens.json()

@@ -7,21 +7,22 @@ are proven:
 - The model's tokens: one prompt was encoded whole, and engines counted eight as we do.
 - The kind of request: engines counted two of its prompts as we do. A kind is a route, tools and
   template arguments: everything that decides a prompt besides the messages.
-- The replica: its process computed ids that differ from the text beside them, and it gave our ids
-  for a text (`router.discovery.hand_over_probe`).
+- The replica: its release takes ids, and its process made our ids of sample texts and chats
+  (`router.discovery.id_comparison`). A release that is not known gets none.
 
 One in 32 prompts still goes as text, so that its count is new evidence. Any sign of wrong ids
 suspends the model at once, for a pause that doubles. Then everything is proven again. With
-`tokens.hand_over: on`, model and kind need no proof. Replicas are still asked, and wrong ids still
-suspend the model.
+`tokens.hand_over: on`, model and kind need no proof. Replicas still do, and wrong ids still suspend
+the model.
 
-Source: vLLM 0.32.0, renderers/online_renderer.py:_reused_prompt_token_ids.
+Source: vLLM 0.32.0, renderers/online_renderer.py:_reused_prompt_token_ids. A release that ignores
+the ids makes them of the text, which does no harm. One that refuses them suspends the model.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 import orjson
@@ -30,12 +31,14 @@ import xxhash
 from router.api.openai import ChatRequest
 from router.base.backoff import Suspension
 from router.base.bounded import Bounded
+from router.base.releases import V0_32, Release, is_at_least
 from router.tokens.prompters import Prompters
 
 logger = logging.getLogger(__name__)
 
 Mode = Literal["auto", "on", "off"]
 
+_SINCE: Final[Release] = V0_32  # engines take ids
 _MIN_TOKENS: Final = 1024  # an engine makes fewer in about 2 ms; see docs/research/index.md
 _MIN_AGREED: Final = 8
 _MIN_OF_KIND: Final = 2
@@ -81,7 +84,7 @@ def kind_of(path: str, chat: ChatRequest, body: Mapping[str, Any]) -> Kind | Non
 class _Model:
     """The evidence for one model."""
 
-    __slots__ = ("kinds", "num_agreed", "num_due", "num_failed", "paths", "suspension")
+    __slots__ = ("has_begun", "kinds", "num_agreed", "num_due", "num_failed", "suspension")
 
     def __init__(self) -> None:
         self.suspension = Suspension(*_PAUSE_S)
@@ -89,10 +92,10 @@ class _Model:
         self.reset()
 
     def reset(self) -> None:
+        self.has_begun = False  # ids were handed over
         self.num_agreed = 0
         self.num_failed = 0
         self.kinds: Bounded[Kind, int] = Bounded(_MAX_KINDS)
-        self.paths: set[str] = set()  # of requests
 
 
 class HandOver:
@@ -109,26 +112,33 @@ class HandOver:
         self._prompters = prompters
         self._on_suspended = on_suspended
         self._models: dict[str, _Model] = {}
-        self._takes: dict[tuple[str, str, str], bool] = {}  # (replica, model, path), once asked
 
-    # ---------------------------------------------------------------- requests
+    def is_due(
+        self,
+        model: str,
+        kind: Kind,
+        replica: str,
+        num_tokens: int,
+        now_s: float,
+        *,
+        version: str | None,
+    ) -> bool:
+        """Return whether a prompt goes to a replica with its ids.
 
-    def is_due(self, model: str, kind: Kind, replica: str, num_tokens: int, now_s: float) -> bool:
-        """Return whether a prompt goes to a replica with its ids."""
-        if self._mode == "off" or num_tokens < _MIN_TOKENS:
+        `version`: the replica's; None: it is not known.
+        """
+        if self._mode == "off" or num_tokens < _MIN_TOKENS or not is_at_least(version, _SINCE):
             return False
         base = self._prompters.base(model)
         state = self._model(base)
-        if self._mode == "on":
-            state.paths.add(kind.path)
-        elif state.kinds.get(kind, 0) < _MIN_OF_KIND:
+        if self._mode != "on" and state.kinds.get(kind, 0) < _MIN_OF_KIND:
             return False
-        if not self._takes.get((replica, base, kind.path)) or not self._is_proven(base, now_s):
-            return False
-        if not self._has_our_ids(base, replica):
+        if not self._is_proven(base, state, replica, now_s):
             return False
         state.num_due += 1
-        return state.num_due % _AS_TEXT != 0
+        is_due = state.num_due % _AS_TEXT != 0
+        state.has_begun |= is_due
+        return is_due
 
     def observe_match(self, model: str, kind: Kind) -> None:
         """Record that an engine tokenized a prompt's text itself, and counted it as we do."""
@@ -136,7 +146,6 @@ class HandOver:
             return
         state = self._model(self._prompters.base(model))
         state.num_agreed += 1
-        state.paths.add(kind.path)
         state.kinds.put(kind, state.kinds.get(kind, 0) + 1)
 
     def observe_attempt(self, model: str, now_s: float, *, failed: bool) -> None:
@@ -150,17 +159,14 @@ class HandOver:
         """Stop sending a model's ids for a while, and drop the evidence.
 
         Args:
-            reason: `count`, `tokens`, `ids`, `refused` or `failed`; a label of the metric.
+            reason: `count`, `tokens`, `refused` or `failed`; a label of the metric.
         """
         base = self._prompters.base(model)
-        was_on = any(takes and name == base for (_, name, _), takes in self._takes.items())
-        state = self._models.get(base)
-        if state is not None:
-            state.reset()
-        if not was_on:
-            return
         state = self._model(base)
-        self._takes = {key: takes for key, takes in self._takes.items() if key[1] != base}
+        has_begun = state.has_begun
+        state.reset()
+        if not has_begun:
+            return
         pause_s = state.suspension.begin(now_s)
         self._on_suspended(base, reason)
         logger.error(
@@ -168,44 +174,17 @@ class HandOver:
             extra={"model": base, "reason": reason, "seconds": pause_s},
         )
 
-    # ---------------------------------------------------------------- replicas
-
-    def to_probe(self, replica: str, models: Iterable[str], now_s: float) -> list[tuple[str, str]]:
-        """List models and paths for which a replica must still be asked whether it takes ids."""
-        return [
-            (model, path)
-            for model in models
-            if (state := self._models.get(model)) is not None and self._is_proven(model, now_s)
-            for path in sorted(state.paths)
-            if (replica, model, path) not in self._takes and self._has_our_ids(model, replica)
-        ]
-
-    def observe_probe(self, replica: str, model: str, path: str, *, takes: bool) -> None:
-        """Record whether a replica takes ids."""
-        self._takes[replica, model, path] = takes
-        logger.info(
-            "token ids are sent" if takes else "the replica does not take token ids",
-            extra={"replica": replica, "model": model, "path": path},
-        )
-
-    def forget(self, replica: str) -> None:
-        """Forget a replica whose process is gone: the next one may be of another release."""
-        self._takes = {key: takes for key, takes in self._takes.items() if key[0] != replica}
-
-    def _has_our_ids(self, base: str, replica: str) -> bool:
-        """Return whether no evidence shows that a replica has other tokens."""
+    def _is_proven(self, base: str, state: _Model, replica: str, now_s: float) -> bool:
+        """Return whether a model's ids are the engines', and those of a replica's process."""
         prompter = self._prompters.get(base)
-        return prompter is not None and not prompter.trust.disagrees(replica)
-
-    def _is_proven(self, base: str, now_s: float) -> bool:
-        prompter, state = self._prompters.get(base), self._models.get(base)
-        if prompter is None or prompter.engine_only is not None or state is None:
+        if prompter is None or prompter.engine_only is not None or state.suspension.is_on(now_s):
             return False
-        if state.suspension.is_on(now_s):
+        trust = prompter.trust
+        if trust.disagrees(replica) or not trust.has_compared(replica):
             return False
         if self._mode == "on":
             return True
-        return state.num_agreed >= _MIN_AGREED and prompter.trust.num_proofs > 0
+        return state.num_agreed >= _MIN_AGREED and trust.num_proofs > 0
 
     def _model(self, base: str) -> _Model:
         state = self._models.get(base)

@@ -34,8 +34,7 @@ class Setting:
         self.prompter.trust.observe_proof(True, now_s=now_s)
         for _ in range(8):
             self.hand_over.observe_match("tiny", KIND)
-        for model, path in self.hand_over.to_probe("r1", ["tiny"], now_s):
-            self.hand_over.observe_probe("r1", model, path, takes=True)
+        self.prompter.trust.observe_ids("r1", None)
 
     def is_due(
         self,
@@ -45,41 +44,41 @@ class Setting:
         replica: str = "r1",
         num_tokens: int = LONG,
         now_s: float = 0.0,
+        version: str | None = "0.32.0",
     ) -> bool:
-        return self.hand_over.is_due(model, kind, replica, num_tokens, now_s)
+        return self.hand_over.is_due(model, kind, replica, num_tokens, now_s, version=version)
 
 
 def test_it_begins_when_all_is_proven() -> None:
     """Prompts go as text until the model, the kind and the replica are proven."""
     setting = Setting()
     for _ in range(8):
-        assert setting.hand_over.to_probe("r1", ["tiny"], 0.0) == []
         setting.hand_over.observe_match("tiny", KIND)
-    assert setting.hand_over.to_probe("r1", ["tiny"], 0.0) == []
-    setting.prompter.trust.observe_proof(True, now_s=0.0)
-    assert setting.hand_over.to_probe("r1", ["tiny", "else"], 0.0) == [("tiny", KIND.path)]
+    setting.prompter.trust.observe_ids("r1", None)
     assert not setting.is_due()
-    setting.hand_over.observe_probe("r1", "tiny", KIND.path, takes=True)
+    setting.prompter.trust.observe_proof(True, now_s=0.0)
 
-    assert setting.hand_over.to_probe("r1", ["tiny"], 0.0) == []
     assert setting.is_due()
     assert setting.is_due(model="sql")
     assert not setting.is_due(OTHER)
-    assert not setting.is_due(replica="r2")
+    assert not setting.is_due(replica="r2"), "its ids were not compared"
     assert not setting.is_due(num_tokens=1023)
     assert not setting.is_due(Kind("/v1/messages", 1))
 
 
-def test_a_replica_that_does_not_take_them_is_asked_once() -> None:
-    """It is asked again only after another process has started there."""
+@pytest.mark.parametrize(
+    ("version", "takes"),
+    [
+        *((None, False), ("", False), ("unknown", False), ("0.31.9", False), ("0.9.2", False)),
+        *(("0.0.0.dev", False), ("0.32.0", True), ("0.32.1+cpu", True), ("0.33.0", True)),
+    ],
+)
+def test_a_replica_qualifies_by_its_release(version: str | None, takes: bool) -> None:
+    """One that is older, or not known, gets none."""
     setting = Setting()
     setting.prove()
-    setting.hand_over.observe_probe("r1", "tiny", KIND.path, takes=False)
 
-    assert not setting.is_due()
-    assert setting.hand_over.to_probe("r1", ["tiny"], 0.0) == []
-    setting.hand_over.forget("r1")
-    assert setting.hand_over.to_probe("r1", ["tiny"], 0.0) == [("tiny", KIND.path)]
+    assert setting.is_due(version=version) is takes
 
 
 def test_some_go_as_text_all_the_same() -> None:
@@ -115,26 +114,27 @@ def test_suspending_before_it_began_takes_the_evidence_back() -> None:
     for _ in range(8):
         setting.hand_over.observe_match("tiny", KIND)
     setting.prompter.trust.observe_proof(True, now_s=0.0)
+    setting.prompter.trust.observe_ids("r1", None)
     setting.hand_over.suspend("tiny", "tokens", 0.0)
 
-    assert setting.hand_over.to_probe("r1", ["tiny"], 0.0) == []
+    assert not setting.is_due()
     assert setting.suspended == []
 
 
-def test_a_replica_with_other_ids_is_not_asked() -> None:
-    """Nor is it handed any; others are."""
+def test_a_replica_with_other_ids_gets_none() -> None:
+    """Others do, and its next process once it was compared."""
     setting = Setting()
     setting.prove()
     other = of_text("digits", "2024", ["202", "4"], ["2", "024"])
     setting.prompter.trust.observe_ids("r1", other, num_serving=2)
-    setting.hand_over.observe_probe("r2", "tiny", KIND.path, takes=True)
+    setting.prompter.trust.observe_ids("r2", None, num_serving=2)
 
     assert not setting.is_due()
     assert setting.is_due(replica="r2")
-    setting.hand_over.forget("r1")
-    assert setting.hand_over.to_probe("r1", ["tiny"], 1.0) == []
     setting.prompter.trust.forget("r1")
-    assert setting.hand_over.to_probe("r1", ["tiny"], 1.0) == [("tiny", KIND.path)]
+    assert not setting.is_due()
+    setting.prompter.trust.observe_ids("r1", None, num_serving=2)
+    assert setting.is_due()
 
 
 def test_failures_in_a_row_suspend() -> None:
@@ -163,24 +163,21 @@ def test_it_needs_tokens_that_are_trusted() -> None:
     assert not setting.is_due()
 
 
-def test_on_needs_a_replica_that_takes_them() -> None:
+def test_on_needs_a_replica_that_has_our_ids() -> None:
     """It needs no evidence from requests."""
     setting = Setting("on")
     assert not setting.is_due()
-    assert setting.hand_over.to_probe("r1", ["tiny"], 0.0) == [("tiny", KIND.path)]
-    setting.hand_over.observe_probe("r1", "tiny", KIND.path, takes=True)
+    setting.prompter.trust.observe_ids("r1", None)
 
     assert setting.is_due()
 
 
 def test_off_is_off() -> None:
-    """No evidence is kept, and no replica is asked."""
+    """No evidence is kept."""
     setting = Setting("off")
     setting.prove()
-    setting.hand_over.observe_probe("r1", "tiny", KIND.path, takes=True)
 
     assert not setting.is_due()
-    assert setting.hand_over.to_probe("r1", ["tiny"], 0.0) == []
 
 
 def test_kinds_are_bounded() -> None:
