@@ -35,6 +35,11 @@ DEFAULT_POLICIES: Final = "round_robin,session_sticky,kv_aware,unlimited"
 NUM_REPLICAS: Final = 3
 _OURS: Final = "kv_aware"
 _ROUNDS: Final = 4
+_SEED: Final = 3  # the median of seeds 1 to 5
+_RANGE: Final = (
+    "Other sessions give other figures: with seeds 1 to 5, kv_aware computes 31 to 58 % fewer "
+    "prompt tokens than session_sticky (2026-11-29). This seed is the median."
+)
 _WIDTH: Final = 100  # if the width of the screen is unknown
 _STOPPED: Final = 130
 _REPLICAS: Final = "--replica http://127.0.0.1:8001 --replica http://127.0.0.1:8002"
@@ -56,7 +61,7 @@ _REPLICAS: Final = "--replica http://127.0.0.1:8001 --replica http://127.0.0.1:8
     metavar="A,B,…",
     help="In this order. Worth adding: least_loaded, session_hash, prefix_hash.",
 )
-@click.option("--seed", default=1, show_default=True, help="Of the sessions.")
+@click.option("--seed", default=_SEED, show_default=True, help="Of the sessions.")
 def demo(short: bool, out: Path, policies: str, seed: int) -> None:
     """See what cache-aware routing does, without a GPU.
 
@@ -92,7 +97,8 @@ def demo(short: bool, out: Path, policies: str, seed: int) -> None:
     runs = [simulated.run for simulated in results]
     others = [arm.label for arm in arms if arm.label not in (_OURS, UNLIMITED)]
     report = make_report(runs, baseline=others[-1] if others else _OURS, slo_ttft_s=2.0)
-    _show(report, console)
+    is_default = (short, policies, seed) == (False, DEFAULT_POLICIES, _SEED)
+    _show(report, console, _RANGE if is_default else "")
     try:
         for old in out.glob("runs/*.jsonl"):
             old.unlink()
@@ -110,8 +116,8 @@ def demo(short: bool, out: Path, policies: str, seed: int) -> None:
     sys.exit(1 if report.num_errors else 0)
 
 
-def _show(report: Report, console: Console) -> None:
-    """Print the verdict, the table and what limits it."""
+def _show(report: Report, console: Console, others: str) -> None:
+    """Print the verdict, the table and what limits it; `others` says what other seeds give."""
     console.print(Text(f"{headline(report)}.", style="bold"))
     if sessions := sessions_line(report):
         console.print(Text(f"{sessions}.", style="bold"))
@@ -122,7 +128,7 @@ def _show(report: Report, console: Console) -> None:
         "Time is virtual: a busy machine changes no figure. Replicas are simulated: a step takes "
         "as long as data sheets say. Router and network take no time."
     )
-    console.print(bullets([*caveats(report), time]))
+    console.print(bullets(filter(None, [others, *caveats(report), time])))
 
 
 def _write(report: Report, runs: list[Run], out: Path, console: Console) -> None:

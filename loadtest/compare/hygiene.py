@@ -75,7 +75,15 @@ def check(
 ) -> tuple[Check, ...]:
     """Go through all questions."""
     case = _Case(setting, runs, comparisons)
-    return tuple(asked(case) for asked in QUESTIONS.values())
+    outcomes: dict[bool | None, Outcome] = {
+        True: "passed", False: "warned", None: "does not apply"
+    }  # fmt: skip
+    found = []
+    for name, asked in QUESTIONS.items():
+        passes, figure, meaning = asked(case)
+        meaning = meaning if passes is False else ""
+        found.append(Check(name=name, outcome=outcomes[passes], figure=figure, meaning=meaning))
+    return tuple(found)
 
 
 def late_p99_s(run: Run) -> float:
@@ -94,16 +102,16 @@ def lateness(runs: Sequence[Run]) -> str:
     return ""
 
 
-def _completeness(case: _Case) -> Check:
+Answer = tuple[bool | None, str, str]
+"""Whether it passes (None: does not apply), the figure, and what a warning means."""
+
+
+def _completeness(case: _Case) -> Answer:
     """Warn if a variant has fewer runs than another, or a run was cut short."""
     num_done = sum(run.info.is_complete for run in case.runs)
     wanted = len(case.setting.labels) * case.setting.num_rounds
-    return Check(
-        name="all runs done",
-        outcome="passed" if num_done == wanted else "warned",
-        figure=f"{num_done} of {wanted} runs complete",
-        meaning=what_is_missing(case.setting, case.runs),
-    )
+    missing = what_is_missing(case.setting, case.runs)
+    return num_done == wanted, f"{num_done} of {wanted} runs complete", missing
 
 
 def what_is_missing(setting: Setting, runs: Sequence[Run]) -> str:
@@ -120,7 +128,7 @@ def what_is_missing(setting: Setting, runs: Sequence[Run]) -> str:
     return "; ".join(parts)
 
 
-def _errors(case: _Case) -> Check:
+def _errors(case: _Case) -> Answer:
     """Warn if a turn failed; by variant and kind."""
     num_turns = sum(len(run.turns) for run in case.runs)
     kinds = Counter(
@@ -129,54 +137,37 @@ def _errors(case: _Case) -> Check:
         for turn in run.turns
         if turn.error is not None
     )
-    return Check(
-        name="no errors",
-        outcome="warned" if kinds else "passed",
-        figure=f"{kinds.total()} of {num_turns} turns failed",
-        meaning="; ".join(f"{label}: {num} {kind}" for (label, kind), num in sorted(kinds.items())),
-    )
+    named = "; ".join(f"{label}: {num} {kind}" for (label, kind), num in sorted(kinds.items()))
+    return not kinds, f"{kinds.total()} of {num_turns} turns failed", named
 
 
-def _common_turns(case: _Case) -> Check:
+def _common_turns(case: _Case) -> Answer:
     """Warn if more than 1 % of the turns of two variants have no counterpart that succeeded."""
-    worst: tuple[float, Comparison] | None = None
-    for found in case.comparisons:
-        share = found.num_turns / (found.num_turns + found.num_left_out)
-        if found.measure == "mean TTFT" and (worst is None or share < worst[0]):
-            worst = share, found
-    if worst is None:
-        return Check(
-            name="turns in common", outcome="warned", figure="no turn succeeded in two variants"
-        )
-    share, found = worst
-    return Check(
-        name="turns in common",
-        outcome="passed" if share >= _COMPARED else "warned",
-        figure=f"{found.num_left_out} of {found.num_turns + found.num_left_out} turns of "
-        f"{found.arm} and {found.baseline} not compared",
-        meaning=""
-        if share >= _COMPARED
-        else "they failed or never came in one of the two; what is left may be the easier part",
+    found = [c for c in case.comparisons if c.measure == "mean TTFT"]
+    if not found:
+        return False, "no turn succeeded in two variants", ""
+    worst = min(found, key=lambda c: c.num_turns / (c.num_turns + c.num_left_out))
+    total = worst.num_turns + worst.num_left_out
+    return (
+        worst.num_turns / total >= _COMPARED,
+        f"{worst.num_left_out} of {total} turns of {worst.arm} and {worst.baseline} not compared",
+        "they failed or never came in one of the two; what is left may be the easier part",
     )
 
 
-def _same_tokens(case: _Case) -> Check:
+def _same_tokens(case: _Case) -> Answer:
     """Warn if a prompt or a reply had another length in another run."""
     prompts, replies = num_differing_tokens([run.turns for run in case.runs])
-    meaning = ""
-    if prompts:
-        meaning = "prompts differ in length: the variants did not do the same work"
-    elif replies:
-        meaning = "replies differ in length: later prompts and whole turns are not quite the same"
-    return Check(
-        name="same tokens",
-        outcome="warned" if prompts or replies else "passed",
-        figure=f"{prompts} prompts, {replies} replies of another length in another run",
-        meaning=meaning,
+    return (
+        not (prompts or replies),
+        f"{prompts} prompts, {replies} replies of another length in another run",
+        "prompts differ in length: the variants did not do the same work"
+        if prompts
+        else "replies differ in length: later prompts and whole turns are not quite the same",
     )
 
 
-def _cold_caches(case: _Case) -> Check:
+def _cold_caches(case: _Case) -> Answer:
     """Warn if more than 5 % of the prompt that was answered first in a run was found cached."""
     warmest, where = 0.0, ""
     for run in case.sent:
@@ -184,59 +175,46 @@ def _cold_caches(case: _Case) -> Check:
         share = (first.num_cached_tokens or 0) / (first.num_prompt_tokens or 1)
         if share > warmest:
             warmest, where = share, f" ({run.info.label}, round {run.info.round})"
-    return Check(
-        name="cold caches",
-        outcome="passed" if warmest <= _COLD else "warned",
-        figure=f"at most {warmest:.1%} of a run's first prompt was cached{where}",
-    )
+    return warmest <= _COLD, f"at most {warmest:.1%} of a run's first prompt was cached{where}", ""
 
 
 def _first_token_at_s(turn: TurnResult) -> float:
     return turn.start_s + (math.inf if turn.ttft_s is None else turn.ttft_s)
 
 
-def _unseen_bytes(case: _Case) -> Check:
+def _unseen_bytes(case: _Case) -> Answer:
     """Warn if two live runs sent the same bytes: had the same `--salt`."""
-    name = "unseen bytes"
     if not case.live:
-        return Check(name=name, outcome="does not apply", figure="simulated caches start empty")
+        return None, "simulated caches start empty", ""
     salts = {str(run.info.settings.get("salt", "")) for run in case.live}
-    repeated = len(salts) < len(case.live)
-    return Check(
-        name=name,
-        outcome="warned" if repeated else "passed",
-        figure=f"{len(salts)} salts in {len(case.live)} runs",
-        meaning="runs on the same caches found what others had left, unless engines were restarted"
-        if repeated
-        else "",
+    return (
+        len(salts) == len(case.live),
+        f"{len(salts)} salts in {len(case.live)} runs",
+        "runs on the same caches found what others had left, unless engines were restarted",
     )
 
 
-def _on_time(case: _Case) -> Check:
+def _on_time(case: _Case) -> Answer:
     """Warn if the driver was late at its P99 by more than 10 ms and by more than a tenth of the
     median first-token time; then times get no verdict.
     """
-    name = "driver on time"
     if not case.live:
-        return Check(name=name, outcome="does not apply", figure="simulated")
+        return None, "simulated", ""
     late = max(case.sent, key=late_p99_s, default=None)
     if late is None:
-        return Check(name=name, outcome="does not apply", figure="nothing was sent")
-    why = lateness(case.sent)
-    return Check(
-        name=name,
-        outcome="warned" if why else "passed",
-        figure=f"at most {milliseconds(late_p99_s(late))} late at the P99 of a run "
+        return None, "nothing was sent", ""
+    return (
+        not lateness(case.sent),
+        f"at most {milliseconds(late_p99_s(late))} late at the P99 of a run "
         f"({late.info.loop} loop)",
-        meaning="times are compared without a verdict; token counts hold" if why else "",
+        "times are compared without a verdict; token counts hold",
     )
 
 
-def _drift_within(case: _Case) -> Check:
+def _drift_within(case: _Case) -> Answer:
     """Warn if median first-token times of the last third to the first third of a run are 50 %
     apart between variants (from 60 turns on).
     """
-    name = "drift within runs"
     changes: dict[str, float] = {}
     for label in case.setting.labels:
         turns = sorted(
@@ -249,65 +227,49 @@ def _drift_within(case: _Case) -> Check:
         if len(ttfts) >= _MIN_TURNS:
             changes[label] = median(ttfts[-third:]) / (median(ttfts[:third]) or 1e-9)
     if not changes:
-        return Check(name=name, outcome="does not apply", figure="too few turns")
-    apart = max(changes.values()) / max(min(changes.values()), 1e-9)
+        return None, "too few turns", ""
     figure = ", ".join(f"{label} × {change:.2f}" for label, change in changes.items())
-    return Check(
-        name=name,
-        outcome="warned" if apart > _DRIFT_APART else "passed",
-        figure=f"median TTFT, last third : first third: {figure}",
-        meaning="the variants go different ways as the run goes on (queues grow, caches warm): "
-        "a longer run would show another ratio"
-        if apart > _DRIFT_APART
-        else "",
+    return (
+        max(changes.values()) / max(min(changes.values()), 1e-9) <= _DRIFT_APART,
+        f"median TTFT, last third : first third: {figure}",
+        "the variants go different ways as the run goes on (queues grow, caches warm): a longer "
+        "run would show another ratio",
     )
 
 
-def _repetitions(case: _Case) -> Check:
+def _repetitions(case: _Case) -> Answer:
     """Warn if a variant has fewer than two complete rounds."""
-    num_rounds = min(
-        (sum(run.info.label == label and run.info.is_complete for run in case.runs)
-         for label in case.setting.labels),
-        default=0,
-    )  # fmt: skip
-    return Check(
-        name="repetitions",
-        outcome="passed" if num_rounds >= _MIN_ROUNDS else "warned",
-        figure=f"{num_rounds} complete round{'s' if num_rounds != 1 else ''} of every variant",
-        meaning=""
-        if num_rounds >= _MIN_ROUNDS
-        else "how far a variant differs from itself is unknown",
+    done = Counter(run.info.label for run in case.runs if run.info.is_complete)
+    num_rounds = min(done[label] for label in case.setting.labels)
+    return (
+        num_rounds >= _MIN_ROUNDS,
+        f"{num_rounds} complete round{'s' if num_rounds != 1 else ''} of every variant",
+        "how far a variant differs from itself is unknown",
     )
 
 
-def _sessions(case: _Case) -> Check:
+def _sessions(case: _Case) -> Answer:
     """Warn below 20 sessions, sub-agents not counted."""
-    ids = {turn.session_id for run in case.runs for turn in run.turns}
-    num = len(set(roots(ids).values()))
-    return Check(
-        name="sessions",
-        outcome="passed" if num >= _MIN_SESSIONS else "warned",
-        figure=f"{num} sessions, sub-agents counted with their parents",
-        meaning="" if num >= _MIN_SESSIONS else "few: intervals are rough, and hang on single ones",
+    num = len(set(roots({turn.session_id for run in case.runs for turn in run.turns}).values()))
+    return (
+        num >= _MIN_SESSIONS,
+        f"{num} sessions, sub-agents counted with their parents",
+        "few: intervals are rough, and hang on single ones",
     )
 
 
-def _slo(case: _Case) -> Check:
+def _slo(case: _Case) -> Answer:
     """Warn if there is no SLO, and so no goodput."""
-    bounds = [
-        f"{name} ≤ {bound:g} s"
-        for name, bound in (("TTFT", case.setting.slo_ttft_s), ("TBT", case.setting.slo_tbt_s))
-        if bound is not None
-    ]
-    return Check(
-        name="SLO stated",
-        outcome="passed" if bounds else "warned",
-        figure=" and ".join(bounds) or "none",
-        meaning="" if bounds else "no goodput without one: --slo-ttft, --slo-tbt",
+    bounds = {"TTFT": case.setting.slo_ttft_s, "TBT": case.setting.slo_tbt_s}
+    stated = [f"{name} ≤ {bound:g} s" for name, bound in bounds.items() if bound is not None]
+    return (
+        bool(stated),
+        " and ".join(stated) or "none",
+        "no goodput without one: --slo-ttft, --slo-tbt",
     )
 
 
-QUESTIONS: Final[dict[str, Callable[[_Case], Check]]] = {
+QUESTIONS: Final[dict[str, Callable[[_Case], Answer]]] = {
     "all runs done": _completeness,
     "no errors": _errors,
     "turns in common": _common_turns,
@@ -320,4 +282,4 @@ QUESTIONS: Final[dict[str, Callable[[_Case], Check]]] = {
     "sessions": _sessions,
     "SLO stated": _slo,
 }
-"""Check to the function that makes it; its docstring says when it warns."""
+"""Check to the function that answers it; its docstring says when it warns."""

@@ -6,6 +6,7 @@ It is a preset of `warmroute simulate`, with a verdict.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -38,16 +39,6 @@ MIN_SESSIONS: Final = 20  # of fewer, a single one decides
 NO_DIFFERENCE: Final = 0.03  # two simulations of like policies differ by as much
 _COUNT = click.IntRange(min=1)
 _POSITIVE = click.FloatRange(min=0.0, min_open=True)
-
-
-class Traffic(Struct, frozen=True, kw_only=True):
-    """What was recorded. `num_new_tokens` would be computed with a cache of any size."""
-
-    num_turns: int
-    num_sessions: int
-    num_prompt_tokens: int
-    num_new_tokens: int
-    span_s: float
 
 
 class Saving(Struct, frozen=True, kw_only=True):
@@ -133,31 +124,38 @@ def estimate(
         load=None,
         loop="closed",
     )
-    traffic = traffic_of(workload)
+    num_new_tokens = new_tokens(workload)
+    num_sessions = len({turn.session_id for turn in workload.turns})
     results, is_complete = simulate_rounds(workload, ROUTINGS, setup)
     if not is_complete:
         raise click.Abort
-    savings = [_saving(simulated, traffic) for simulated in results]
+    savings = [_saving(simulated, num_new_tokens) for simulated in results]
     found = {
         "schema": SCHEMA,
         "workload": file.name,
         "replicas": replicas,
         "cache_tokens": cache_tokens,
         "engine": engine,
-        "traffic": traffic,
+        "traffic": {
+            "num_turns": len(workload.turns),
+            "num_sessions": num_sessions,
+            "num_prompt_tokens": workload.num_input_tokens,
+            "num_new_tokens": num_new_tokens,
+            "span_s": workload.span_s,
+        },
         "savings": savings,
     }
     written = msgspec.json.format(msgspec.json.encode(found))
     if as_json:
         click.echo(written)
     else:
-        seen = 1 - traffic.num_new_tokens / traffic.num_prompt_tokens
+        seen = 1 - num_new_tokens / workload.num_input_tokens
         Console().print(
-            f"{file.name}: {traffic.num_turns:,} requests in {traffic.num_sessions:,} sessions",
-            f"{traffic.num_prompt_tokens:,} prompt tokens, {seen:.0%} of them seen before",
+            f"{file.name}: {len(workload.turns):,} requests in {num_sessions:,} sessions",
+            f"{workload.num_input_tokens:,} prompt tokens, {seen:.0%} of them seen before",
             f"{replicas} replicas ({engine}), each with {cache_tokens:,} tokens of cache",
             _table(savings),
-            *_verdict(traffic, savings),
+            *_verdict(num_sessions, savings),
             "[dim]Simulated from cold caches. Trust the order more than the numbers.",
             sep="\n",
             highlight=False,
@@ -169,33 +167,23 @@ def estimate(
             raise click.ClickException(f"cannot write: {exc}") from exc
 
 
-def traffic_of(workload: Workload) -> Traffic:
+def new_tokens(workload: Workload) -> int:
     """Count what is new in each prompt: blocks that no earlier prompt had."""
     seen: set[int] = set()
     num_new = 0
     for turn in workload.turns:
-        num_known = 0
-        for hash_id in turn.hash_ids:
-            if hash_id not in seen:
-                break
-            num_known += 1
+        known = [*takewhile(seen.__contains__, turn.hash_ids)]
         seen.update(turn.hash_ids)
-        num_new += max(0, turn.num_input_tokens - num_known * workload.block_size)
-    return Traffic(
-        num_turns=len(workload.turns),
-        num_sessions=len({turn.session_id for turn in workload.turns}),
-        num_prompt_tokens=workload.num_input_tokens,
-        num_new_tokens=num_new,
-        span_s=workload.span_s,
-    )
+        num_new += max(0, turn.num_input_tokens - len(known) * workload.block_size)
+    return num_new
 
 
-def _saving(simulated: Simulated, traffic: Traffic) -> Saving:
+def _saving(simulated: Simulated, num_new_tokens: int) -> Saving:
     summary = simulated.summary
     return Saving(
         routing=simulated.run.info.label,
         num_computed_tokens=summary.num_computed_tokens,
-        num_recomputed_tokens=max(0, summary.num_computed_tokens - traffic.num_new_tokens),
+        num_recomputed_tokens=max(0, summary.num_computed_tokens - num_new_tokens),
         hit_ratio=summary.hit_ratio,
         ttft_mean_s=summary.ttft_mean_s,
         ttft_p90_s=summary.ttft_p90_s,
@@ -220,11 +208,11 @@ def _table(savings: Sequence[Saving]) -> Table:
     return table
 
 
-def _verdict(traffic: Traffic, savings: Sequence[Saving]) -> list[str]:
+def _verdict(num_sessions: int, savings: Sequence[Saving]) -> list[str]:
     """Say what warmroute saves over the best of the others, by recomputed tokens and by TTFT."""
-    if traffic.num_sessions < MIN_SESSIONS:
+    if num_sessions < MIN_SESSIONS:
         return [
-            f"{traffic.num_sessions} sessions are too few to say what warmroute saves: record at "
+            f"{num_sessions} sessions are too few to say what warmroute saves: record at "
             f"least {MIN_SESSIONS}."
         ]
     *others, ours = savings

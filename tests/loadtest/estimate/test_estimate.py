@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from loadtest.estimate.cli import estimate, traffic_of
+from loadtest.estimate.cli import estimate, new_tokens
 from loadtest.generated import Agents
 from loadtest.traces import read_workload
 from loadtest.traces.mooncake import write_trace
@@ -45,10 +45,9 @@ def test_new_tokens_are_those_that_no_earlier_prompt_had(tmp_path: Path) -> None
         mooncake(9500, 1000, [9, 2], session_id="b"),
     ]
 
-    traffic = traffic_of(read_workload(write(tmp_path / "t.jsonl", lines)))
+    workload = read_workload(write(tmp_path / "t.jsonl", lines))
 
-    assert traffic.num_new_tokens == 1000 + (1500 - 1024) + 1000
-    assert (traffic.num_turns, traffic.num_sessions) == (3, 2)
+    assert new_tokens(workload) == 1000 + (1500 - 1024) + 1000
 
 
 def test_small_caches_show_a_saving(estimated: tuple[Any, str]) -> None:
