@@ -1,7 +1,7 @@
 """Coding-agent sessions as data: growing conversations with tools, waits and sub-agents.
 
 A session says what the agent sends next, given the reply (closed loop). Sending belongs to
-`loadtest.runner.sessions`. There is no clock here, and no global random source.
+whoever drives them. There is no clock here, and no global random source.
 
 The defaults are the statistics of 610 traces of Codex on SWE-bench Pro (vLLM blog, "Serving
 Agentic Workloads at Scale with vLLM x Mooncake", 2026-05-06, and the data set's card):

@@ -5,9 +5,8 @@
     prompts     the prompt of a turn; requests: how it is sent
     target      what answers at a base URL, asked before anything is sent
     exchange    one request and its streamed answer: bytes in, a result out
-    sending     the HTTP client of both drivers
+    sending     the HTTP client
     driver      `replay`: a workload, every turn known beforehand
-    sessions    `drive`: conversations that go on with what the model said
     run_file    results as JSON Lines
     display     running figures on a terminal or in a log
     stop        how a signal ends a run

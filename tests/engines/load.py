@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, contextmanager
 from loadtest.agents import Session
 from loadtest.results import TurnResult
 from loadtest.runner.sending import make_client
-from loadtest.runner.sessions import send_turn
+from tests.engines.drive import send_turn
 from tests.engines.harness import (
     Router,
 )

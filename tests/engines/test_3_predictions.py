@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from loadtest.agents import make_sessions
-from loadtest.runner.sessions import drive
+from tests.engines.drive import drive
 from tests.engines.harness import Engine, EventTap, Router, num_removed
 from tests.engines.turns import (
     MIN_EXACT_RATIO,

@@ -11,8 +11,8 @@ from loadtest.dev.league.spoken import Spoken
 from loadtest.generated import Agents
 from loadtest.results import Summary, summarize
 from loadtest.runner import ReplayOptions, replay
-from loadtest.runner.sessions import drive
 from loadtest.workload import Workload
+from tests.engines.drive import drive
 from tests.engines.harness import Engine, Router
 from tests.engines.turns import PROFILE
 

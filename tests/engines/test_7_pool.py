@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from loadtest.agents import make_sessions
 from loadtest.engines.vllm import BLOCK_BYTES, BLOCK_SIZE
 from loadtest.results import TurnResult
-from loadtest.runner.sessions import drive
+from tests.engines.drive import drive
 from tests.engines.harness import MASTER_READY_S, Engine, Master, Router, all_up, until, wait_until
 from tests.engines.turns import (
     MIN_POOLED_RATIO,

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from loadtest.results import TurnResult
-from loadtest.runner.sessions import drive
+from tests.engines.drive import drive
 from tests.engines.harness import (
     ENGINE_READY_S,
     MASTER_READY_S,

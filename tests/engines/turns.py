@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from loadtest.agents import Profile, Session, Turn, make_sessions
 from loadtest.results import TurnResult
 from loadtest.runner.sending import make_client
-from loadtest.runner.sessions import send_turn
 from router.base.contracts import block_key
+from tests.engines.drive import send_turn
 from tests.engines.harness import EventTap
 
 SETTLE_S = 0.05

@@ -17,11 +17,11 @@ from typing import Final
 import httpx
 from msgspec import Struct
 
-from loadtest.compare.arms import UNLIMITED, arm_of, serve_flags
 from loadtest.dev.league.replicas import Replica
 from loadtest.engines.ports import free_port
 from loadtest.runner.children import Child, ChildDied, running
 from loadtest.runner.stack import child_environment, start_router
+from loadtest.simulator.arms import UNLIMITED, arm_of, serve_flags
 from router.config.tls import system_tls
 
 Command = Callable[["Place"], Sequence[str]]

@@ -17,7 +17,6 @@ import httpx
 from msgspec import Struct
 from msgspec.structs import replace
 
-from loadtest.compare.arms import arm_of
 from loadtest.dev.league.cell import Cell
 from loadtest.dev.league.replicas import UNLIMITED as TIMES
 from loadtest.dev.league.replicas import Replicas
@@ -26,6 +25,7 @@ from loadtest.dev.league.spoken import Spoken
 from loadtest.results import TurnResult
 from loadtest.runner import ReplayOptions, replay
 from loadtest.simulator import PoolSetup, Setup, TierSetup, simulate
+from loadtest.simulator.arms import arm_of
 from loadtest.steady import Steady, steady
 from loadtest.workload import Workload
 from router.config.tls import system_tls

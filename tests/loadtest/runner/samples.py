@@ -82,9 +82,9 @@ def usage(prompt: int = 16, output: int = 3, cached: int | None = 0) -> bytes:
     return event({"choices": [], "usage": counts})
 
 
-async def answer(request: web.Request, *pieces: bytes, **headers: str) -> web.StreamResponse:
+async def answer(request: web.Request, *pieces: bytes) -> web.StreamResponse:
     """Stream an answer, each piece in a write of its own."""
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **headers})
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     for piece in pieces:
         await response.write(piece)
