@@ -1,34 +1,21 @@
-"""Write what the chart and the code determine: the schema of its values, and docker/kubernetes.
+"""Write what the code determines of the chart: the schema of its values.
 
-    python docker/helm/generate.py            write the files
-    python docker/helm/generate.py --check    status 1 if one is old
+    python docker/helm/generate.py            write the file
+    python docker/helm/generate.py --check    status 1 if it is old
 
-The manifests of docker/kubernetes are the chart with its default values, for those who do not use
-Helm and create the Secret of Redis themselves. The schema of `config` is the one that
-`warmroute schema` prints.
+The schema of `config` is the one that `warmroute schema` prints.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from helm_python import Chart
 
 from router.config.schema import json_schema
 
 CHART = Path(__file__).parent / "warmroute"
-MANIFESTS = CHART.parents[1] / "kubernetes"
-PARTS = ("engines", "rbac", "redis", "router")
-HEAD = "# Made from docker/helm/warmroute by `make docs`.\n"
-# What only Helm keeps up to date, or needs for a second release in one namespace.
-ONLY_HELM = re.compile(r', app\.kubernetes\.io/instance: "warmroute"|\n +checksum/config: \w+')
-# Without Helm nothing makes a password that stays the same.
-SECRET_MADE = {"redis": {"secret": "warmroute-redis"}}
 
 Schema = dict[str, Any]
 
@@ -151,30 +138,19 @@ def _bare(node: Any) -> Any:
     }
 
 
-def files() -> Iterator[tuple[Path, str]]:
-    """Yield the schema, then the chart as release `warmroute`: the files of docker/kubernetes."""
-    yield CHART / "values.schema.json", values_schema()  # Helm reads it to render
-    with Chart.load(CHART) as chart:
-        rendered = chart.render(SECRET_MADE, name="warmroute", namespace="default")
-    for part in PARTS:
-        text = ONLY_HELM.sub("", rendered[f"warmroute/templates/{part}.yaml"])
-        yield MANIFESTS / f"{part}.yaml", HEAD + text.strip() + "\n"
-
-
 def main() -> int:
     """Write what is old; return 1 if there was something and --check forbade it."""
     parser = argparse.ArgumentParser(description="Write what is made from the chart.")
     parser.add_argument("--check", action="store_true", help="change nothing; status 1 if old")
     args = parser.parse_args()
-    num_old = 0
-    for file, text in files():
-        if file.exists() and file.read_text() == text:
-            continue
-        num_old += 1
-        print(f"{file.name}: {'old; run `make docs`' if args.check else 'rewritten'}")
-        if not args.check:
-            file.write_text(text)
-    return int(bool(num_old) and args.check)
+    file, text = CHART / "values.schema.json", values_schema()
+    if file.exists() and file.read_text() == text:
+        return 0
+    print(f"{file.name}: {'old; run `make docs`' if args.check else 'rewritten'}")
+    if args.check:
+        return 1
+    file.write_text(text)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,36 +1,24 @@
-"""docker/kubernetes: manifests that the API would take, and that fit each other and the router."""
+"""The chart with its default values: manifests that fit each other and the router."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from jsonschema import ValidationError
 
 from router import config
 from router.config import Config
-from tests.compose.manifests import check, parse
-from tests.compose.stacks import ROOT
+from tests.compose.manifests import check, rendered
 
-FOLDER = ROOT / "docker" / "kubernetes"
-
-OBJECTS: list[Any] = [
-    pytest.param(each, id=f"{path.stem}-{each['kind']}")
-    for path in sorted(FOLDER.glob("*.yaml"))
-    for each in parse(path.read_text())
-]
+OBJECTS = rendered()
 
 
 def objects(kind: str) -> Iterator[dict[str, Any]]:
-    for param in OBJECTS:
-        (each,) = param.values
-        if each["kind"] == kind:
-            yield each
+    return (each for each in OBJECTS if each["kind"] == kind)
 
 
 def named(kind: str, name: str) -> dict[str, Any]:
@@ -49,12 +37,6 @@ def configured(tmp_path: Path) -> Config:
 def pod(name: str) -> dict[str, Any]:
     spec: dict[str, Any] = named("Deployment", name)["spec"]["template"]["spec"]
     return spec
-
-
-@pytest.mark.parametrize("manifest", OBJECTS)
-def test_each_is_what_the_api_takes(manifest: dict[str, Any]) -> None:
-    """By the API's schemas, unknown fields refused."""
-    check(manifest)
 
 
 def test_a_misspelled_field_is_refused() -> None:
@@ -124,23 +106,6 @@ def test_the_role_is_what_discovery_needs(configured: Config) -> None:
     assert binding["subjects"][0]["name"] == pod("warmroute")["serviceAccountName"]
     assert port in [p["name"] for p in named("Service", name)["spec"]["ports"]]
     assert pod("warmroute").get("automountServiceAccountToken", True)
-
-
-def test_the_example_for_another_namespace_gives_the_same_right_to_the_routers() -> None:
-    """Role and binding are in the engines' namespace, and the account is in the routers'."""
-    text = (FOLDER / "rbac.yaml").read_text()
-    lines = [line[4:] for line in text.splitlines() if line.startswith("#   ")]
-    role, binding = yaml.safe_load_all("\n".join(lines))
-    (subject,) = binding["subjects"]
-    (engines,) = re.findall(r'kubernetes: \["([a-z]+)/vllm:http"\]', text)
-
-    for manifest in (role, binding):
-        check(manifest)
-        assert manifest["metadata"]["namespace"] == engines
-    assert role["rules"] == named("Role", "warmroute")["rules"]
-    assert binding["roleRef"] == named("RoleBinding", "warmroute")["roleRef"]
-    assert subject["name"] == pod("warmroute")["serviceAccountName"]
-    assert subject["namespace"] not in ("", engines)
 
 
 def test_variables_of_the_services_are_no_settings() -> None:
