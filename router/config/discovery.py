@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
@@ -17,10 +16,6 @@ _SERVICE: Final = re.compile(rf"(?:{_LABEL}/)?{_LABEL}(?::(?:[0-9]{{1,5}}|{_LABE
 
 
 class DiscoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    file: Annotated[
-        Path | None,
-        Meta(description="YAML or JSON file with a list of replicas, followed as it changes"),
-    ] = None
     dns: Annotated[
         tuple[str, ...],
         Meta(
@@ -69,7 +64,7 @@ class DiscoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def is_configured(self) -> bool:
         """Whether replicas are looked for anywhere."""
-        return self.file is not None or bool(self.dns or self.kubernetes)
+        return bool(self.dns or self.kubernetes)
 
 
 def check_discovery(config: DiscoveryConfig) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 REMOVED: Final[Mapping[str, str]] = {
+    "discovery.file": "write the replicas into the configuration file, set "
+    "discovery.follow_config, and remove the key",
     "experiment.definitions": "there is one experiment; write its keys below `experiment`",
     "experiment.control": "the first variant is the control; remove the key",
     "experiment.holdout": "give variants shares that sum to less than 1; remove the key",

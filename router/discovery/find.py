@@ -8,7 +8,6 @@ from pathlib import Path
 from router.config import DiscoveryConfig
 from router.discovery.dns_source import DnsSource
 from router.discovery.kubernetes_source import KubernetesSource
-from router.discovery.replica_file import ReplicaFile
 from router.discovery.sources import Source
 
 
@@ -18,10 +17,7 @@ def build_sources(config: DiscoveryConfig, files: Executor) -> tuple[Source, ...
     Args:
         files: Where files are read.
     """
-    sources: list[Source] = []
-    if config.file is not None:
-        sources.append(ReplicaFile(config.file, files))
-    sources += [
+    sources: list[Source] = [
         DnsSource(name, servers=config.dns_servers, pause_s=config.dns_s, files=files)
         for name in dict.fromkeys(config.dns)
     ]

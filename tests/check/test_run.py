@@ -19,6 +19,7 @@ from tests.check.running import (
     settings,
     wrong,
 )
+from tests.discovery.test_dns_source import serving
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.several import has_written
 from tests.faults.stage import Engines, Stage, chat, on_stage, words
@@ -289,14 +290,19 @@ async def test_an_incomplete_listing_is_reported() -> None:
     assert "not listed" in finding(report, "pool", "keys").text
 
 
-async def test_replicas_that_a_source_finds_are_checked(tmp_path: Path) -> None:
+async def test_replicas_that_a_source_finds_are_checked() -> None:
     """Ignored ones are reported with the reason. A source that fails is an error."""
-    file = tmp_path / "replicas.yaml"
-    async with Engines(1) as (engine,):
-        file.write_text(f"- {engine.url}\n- http://169.254.169.254\n")
-        found = await checked(discovery__file=file)
-        file.write_text("nothing")
-        broken = await checked(engine, discovery__file=file)
+    async with (
+        Engines(1) as (engine,),
+        serving({("vllm.x", "A"): ["127.0.0.1", "169.254.169.254"]}) as server,
+    ):
+        source: dict[str, Any] = {
+            "discovery__dns": [f"vllm.x:{engine.url.rpartition(':')[2]}"],
+            "discovery__dns_servers": [server.address],
+        }
+        found = await checked(**source)
+        server.records = {}
+        broken = await checked(engine, **source)
 
     assert [replica.url for replica in found.replicas] == [engine.url]
     good, left_out = found.of("discovery")

@@ -200,19 +200,16 @@ async def test_a_blind_replica_is_degraded_unless_it_was_not_asked(
     assert [str(said) in each for each in found] == [True] * bool(said)
 
 
-async def test_what_is_gone_beside_the_replicas_is_degraded(tmp_path: Path) -> None:
+async def test_what_is_gone_beside_the_replicas_is_degraded() -> None:
     """A pool's master, Redis, a source of replicas: each is named."""
-    source = tmp_path / "replicas.yaml"
     async with Engines(1) as engines:
-        source.write_text(f"- {engines[0].url}\n")
         async with on_stage(
-            replicas=[],
-            discovery__file=source,
+            *engines,
+            discovery__dns=["replicas.x:1"],
+            discovery__dns_servers=["127.0.0.1:9"],
             redis__url="redis://127.0.0.1:9/0",
             mooncake__master="http://127.0.0.1:9",
         ) as stage:
-            await stage.until(lambda: stage.router.fleet.members.replicas)
-            source.write_text("- [")
             await stage.until(
                 lambda: any(each.reason for each in stage.router.discovery.sources.states())
             )
@@ -222,7 +219,7 @@ async def test_what_is_gone_beside_the_replicas_is_degraded(tmp_path: Path) -> N
     assert raw.exit_code == 1
     for said in ("the pool cannot be reached", "nothing is shared with other routers: "):
         assert any(each.startswith(said) for each in found), found
-    assert any("is not followed" in each and "replicas.yaml" in each for each in found), found
+    assert any("is not followed" in each and "replicas.x" in each for each in found), found
 
 
 async def test_no_router_is_status_2(tmp_path: Path) -> None:

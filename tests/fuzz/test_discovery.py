@@ -6,15 +6,13 @@ import json
 from contextlib import suppress
 from typing import Any
 
-import yaml
 from hypothesis import strategies as st
 
-from router.base.errors import ConfigError, DiscoveryError
+from router.base.errors import DiscoveryError
 from router.config import DiscoveryConfig, ReplicaConfig
 from router.config.hosts import HostRules
 from router.discovery.endpoint_slices import replicas_in
 from router.discovery.kubernetes_api import Expired, SliceChange, change_of
-from router.discovery.replica_file import parse
 from router.discovery.sources import why_refused
 from router.replicas.entry import Found
 from router.replicas.registry import Registry
@@ -23,10 +21,6 @@ from tests.fuzz.budget import fuzz
 from tests.fuzz.mutations import twisted
 
 HOSTS = HostRules(DiscoveryConfig().hosts)
-FILE = [
-    "http://10.0.0.5:8000",
-    {"url": "http://10.0.0.6:8000", "name": "west", "events": ["tcp://10.0.0.6:5557"]},
-]
 EVENT = {
     "type": "ADDED",
     "object": slice_of(
@@ -35,7 +29,6 @@ EVENT = {
         labels={"warmroute.io/role": "prefill"},
     ),
 }
-PIECES = [b"[", b"- ", b"&a ", b"*a", b"<<: ", b"\xff", b"\0", b"1e999", b"2001-13-40", b"---\n"]
 
 
 def enter(found: list[Found]) -> None:
@@ -45,21 +38,6 @@ def enter(found: list[Found]) -> None:
     for entry in registry.entries:
         assert HOSTS.refused([entry.replica.url]) is None
         assert "169.254." not in entry.replica.url
-
-
-@fuzz(twisted(st.just(FILE)))
-def test_a_file_of_anything(tree: Any) -> None:
-    """Of any types, nested in any way, written as JSON or YAML."""
-    for text in (json.dumps(tree, default=repr), yaml.dump(tree)):
-        with suppress(ConfigError):
-            enter([Found(replica=each) for each in parse(text.encode())])
-
-
-@fuzz(st.lists(st.sampled_from(PIECES) | st.binary(max_size=6), max_size=30))
-def test_a_file_of_bytes(pieces: list[bytes]) -> None:
-    """Also those that a parser stumbles over."""
-    with suppress(ConfigError):
-        parse(b"".join(pieces))
 
 
 @fuzz(twisted(st.just(EVENT)))
