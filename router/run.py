@@ -87,7 +87,9 @@ def serve(
     config = with_token(config, os.environ)
     router = Router(config, redis_password=redis_password(config.redis, os.environ))
     raise_descriptor_limit()
-    log_writer = logs.start(level=config.log.level, as_json=config.log.json)
+    log_writer = logs.start(
+        level=config.log.level, as_json=config.log.json, lost=router.metrics.log_lines_lost.inc
+    )
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_until_signalled(router, load, file, greet))

@@ -6,7 +6,9 @@ import gc
 import io
 import json
 import logging
+import os
 import time
+from typing import cast
 
 import pytest
 
@@ -65,46 +67,66 @@ class _Unprintable:
 
 def test_a_line_that_cannot_be_written_is_reported() -> None:
     """And those after it are written."""
-    stream = io.StringIO()
-    writer = logs.LineWriter(stream, logs.TextFormatter())
+    stream = io.BytesIO()
+    writer = logs.LineWriter(cast(io.RawIOBase, stream), logs.TextFormatter())
     writer.start()
     writer.emit(record("first", what=_Unprintable()))
     writer.emit(record("second"))
     writer.stop()
 
-    first, second = stream.getvalue().splitlines()
+    first, second = stream.getvalue().decode().splitlines()
     assert first == "a log line of router.x could not be written: ValueError"
     assert second.endswith("second")
 
 
 def test_a_closed_stream_does_no_harm() -> None:
-    """The lines are lost."""
-    stream = io.StringIO()
-    writer = logs.LineWriter(stream, logs.TextFormatter())
+    """The lines are lost, and counted."""
+    lost: list[int] = []
+    stream = io.BytesIO()
+    writer = logs.LineWriter(cast(io.RawIOBase, stream), logs.TextFormatter(), lost=lost.append)
     stream.close()
     writer.start()
     writer.emit(record("lost"))
     writer.stop()
 
-    assert stream.closed
+    assert sum(lost) == 1
+
+
+def test_a_stream_that_nobody_reads_is_left_behind() -> None:
+    """What it did not take is lost and counted; stopping takes no longer than it may."""
+    lost: list[int] = []
+    reader, stream = os.pipe()
+    with io.FileIO(reader), io.FileIO(stream, "w") as full:
+        writer = logs.LineWriter(full, logs.TextFormatter(), lost=lost.append)
+        writer.start()
+        for number in range(3_000):
+            writer.emit(record(f"line {number}", why="x" * 100))
+        writer.stop(within_s=0.2)
+
+        assert sum(lost) > 1_000
+        os.read(reader, 1 << 20)  # let the thread go
 
 
 def test_too_many_lines_are_dropped() -> None:
-    """What waits is bounded; the oldest lines are kept."""
-    stream = io.StringIO()
-    writer = logs.LineWriter(stream, logs.TextFormatter(), max_waiting=2)
+    """What waits is bounded; the oldest lines are kept, and the others are counted."""
+    lost: list[int] = []
+    stream = io.BytesIO()
+    writer = logs.LineWriter(
+        cast(io.RawIOBase, stream), logs.TextFormatter(), lost=lost.append, max_waiting=2
+    )
     for number in range(3):
         writer.emit(record(f"line {number}"))
     writer.start()
     writer.stop()
 
-    assert stream.getvalue().count("line") == 2
+    assert stream.getvalue().decode().count("line") == 2
+    assert sum(lost) == 1
 
 
 def test_a_line_of_a_finalizer_is_written() -> None:
     """It may come in the middle of another line, from any thread, and holds nothing up."""
-    stream = io.StringIO()
-    writer = logs.LineWriter(stream, logs.TextFormatter())
+    stream = io.BytesIO()
+    writer = logs.LineWriter(cast(io.RawIOBase, stream), logs.TextFormatter())
 
     class Dropped:
         def __init__(self) -> None:
@@ -120,7 +142,7 @@ def test_a_line_of_a_finalizer_is_written() -> None:
     gc.collect()
     writer.stop()
 
-    assert stream.getvalue().count("finalized") == 2_000
+    assert stream.getvalue().decode().count("finalized") == 2_000
 
 
 def test_fields_may_come_as_one() -> None:
@@ -146,7 +168,7 @@ def test_a_line_has_its_own_time() -> None:
 
 
 def test_lines_are_written_by_another_thread(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`start` logs router's loggers at the level asked for; the listener flushes at its stop."""
     for name in ("_srcfile", "logThreads", "logProcesses", "logMultiprocessing"):
@@ -163,6 +185,6 @@ def test_lines_are_written_by_another_thread(
         root.setLevel(before[1])
         ours.setLevel(before[2])
 
-    written = capsys.readouterr().err
+    written = capfd.readouterr().err
     assert "routed replica=r1" in written
     assert "hidden" not in written

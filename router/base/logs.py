@@ -11,9 +11,11 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from io import FileIO, RawIOBase
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import orjson
 
@@ -25,6 +27,7 @@ _STANDARD: Final = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dic
 _MAX_WAITING: Final = 50_000  # lines; more are dropped, the loop is not held
 _CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # of terminals, and line ends
 _PAUSE_S: Final = 0.02
+_STOP_S: Final = 2.0  # for what waits at the end
 _AT_ONCE: Final = 32  # lines formatted without giving up the GIL: half a millisecond
 
 
@@ -87,14 +90,26 @@ class LineWriter(logging.Handler):
     more than the line (CPU of a 20 KB request, one in flight: 952 us instead of 816). A line may
     come from a finalizer, in the middle of another line. `SimpleQueue.put` is the only way to wake
     a thread that may be entered again.
+
+    Lines are lost if nobody reads them, or too slowly; the router goes on, and ends in time.
+
+    Args:
+        stream: Unbuffered: a stalled write must hold no lock that the end of the process needs.
+        lost: Called with how many lines were lost.
     """
 
     def __init__(
-        self, stream: TextIO, formatter: logging.Formatter, *, max_waiting: int = _MAX_WAITING
+        self,
+        stream: RawIOBase,
+        formatter: logging.Formatter,
+        *,
+        lost: Callable[[int], object] = lambda number: None,
+        max_waiting: int = _MAX_WAITING,
     ) -> None:
         super().__init__()
         self.setFormatter(formatter)
         self._stream = stream
+        self._lost = lost
         self._max_waiting = max_waiting
         self._waiting: SimpleQueue[logging.LogRecord | None] = SimpleQueue()  # None: wake up
         self._stopping = threading.Event()
@@ -104,17 +119,20 @@ class LineWriter(logging.Handler):
         """Queue a line for the thread; too many are dropped: traffic goes before its log."""
         if self._waiting.qsize() < self._max_waiting:
             self._waiting.put(record)
+        else:
+            self._lost(1)
 
     def start(self) -> None:
         """Start to write."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Write what is left, and end."""
+    def stop(self, within_s: float = _STOP_S) -> None:
+        """Write what is left, and end; a write that takes longer is given up."""
         self._stopping.set()
         self._waiting.put(None)
-        self._thread.join()
-        self._write(self._take())
+        self._thread.join(within_s)
+        if self._thread.is_alive():
+            self._lost(self._waiting.qsize())
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -126,9 +144,14 @@ class LineWriter(logging.Handler):
         """Write these, and then all that wait."""
         while records:
             lines = [self._line(record) for record in records if record is not None]
-            with suppress(OSError, ValueError):  # stderr is full or closed
-                self._stream.write("".join(lines))
-                self._stream.flush()
+            left = memoryview("".join(lines).encode(errors="backslashreplace"))
+            try:
+                while left:
+                    if not (num_written := self._stream.write(left)):  # it does not block, full
+                        raise BlockingIOError
+                    left = left[num_written:]
+            except (OSError, ValueError):  # stderr is full or closed
+                self._lost(len(lines))
             records = self._take()
 
     def _take(self) -> list[logging.LogRecord | None]:
@@ -146,13 +169,19 @@ class LineWriter(logging.Handler):
             return f"a log line of {record.name} could not be written: {type(exc).__name__}\n"
 
 
-def start(*, level: str, as_json: bool) -> LineWriter:
-    """Log `router` and what it uses to stderr; stop the returned writer at the end."""
+def start(
+    *, level: str, as_json: bool, lost: Callable[[int], object] = lambda number: None
+) -> LineWriter:
+    """Log `router` and what it uses to stderr; stop the returned writer at the end.
+
+    Args:
+        lost: Called with how many lines were lost, from any thread.
+    """
     # No line shows the caller, so logging need not walk through frames for it.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    formatter = JsonFormatter() if as_json else TextFormatter()
-    writer = LineWriter(sys.stderr, formatter)
+    stream = FileIO(sys.stderr.fileno(), "w", closefd=False)
+    writer = LineWriter(stream, JsonFormatter() if as_json else TextFormatter(), lost=lost)
     root = logging.getLogger()
     root.handlers[:] = [writer]
     root.setLevel(logging.WARNING)

@@ -230,6 +230,8 @@ class Metrics(Instruments):
     discovery: Annotated[Counter, Spec("warmroute_discovery_answers", "source result",
         "Answers of a source of replicas, by result: ok, empty (ignored for discovery.empty_s), "
         "failed (the last good answer stays)")]
+    log_lines_lost: Annotated[Counter, Spec("warmroute_log_lines_lost", "",
+        "Log lines that were lost because nobody read stderr, or too slowly")]
     records_dropped: Annotated[Counter, Spec("warmroute_decision_records_dropped", "",
         "Decision records lost because the writer was too slow")]
     spans: Annotated[Counter, Spec("warmroute_spans", "result",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,8 @@ from tests.cli.running import REPLICA, run, said_at_start, serving
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SLOW, Engines, chat, on_stage, streamed, words
 from tests.forks import python_command, python_environment
-from tests.waiting import until_ready
+from tests.ports import free_port
+from tests.waiting import until, until_ready
 
 PATIENT = ("--wait", "60", "--health-timeout-s", "60", "--mooncake-timeout-s", "60")
 
@@ -380,6 +384,45 @@ async def test_a_configuration_is_read_again_at_sighup(tmp_path: Path) -> None:
     assert process.returncode == 0
     assert logged.count(b'"not reloaded"') == 3
     assert b"Traceback" not in logged + rest
+
+
+async def test_a_router_whose_log_nobody_reads_serves_and_ends() -> None:
+    """Its stderr is a full pipe. Lines are lost, no answer is, and SIGTERM ends it in time."""
+    port, admin_port = free_port(), free_port()
+    ours, theirs = os.pipe()
+    fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)
+    async with Engines(1) as (engine,), aiohttp.ClientSession() as client:
+        ports = ("--port", str(port), "--admin-port", str(admin_port))
+        process = await asyncio.create_subprocess_exec(
+            *(*python_command(), "-m", "router.cli", "serve", "--admin-open", *ports),
+            *("--replica", engine.url),
+            stderr=theirs,
+            env=python_environment() | {"WARMROUTE_LISTEN_DRAIN_GRACE_S": "0.1"},
+        )
+        os.close(theirs)
+        url = f"http://127.0.0.1:{port}"
+
+        async def is_up() -> bool:
+            with suppress(aiohttp.ClientConnectorError):
+                async with client.get(url + "/readyz") as answer:
+                    return answer.status == 200
+            return False
+
+        try:
+            await until(is_up)
+            for number in range(40):  # a line each
+                async with client.post(
+                    url + "/v1/chat/completions", json=chat(words(number))
+                ) as answer:
+                    assert answer.status == 200
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(30):
+                assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            os.close(ours)
 
 
 # -- check ---------------------------------------------------------------------------------------
