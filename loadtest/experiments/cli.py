@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,12 +16,11 @@ import click
 import msgspec
 from rich.console import Console
 
-from loadtest.experiments.evidence import Options
-from loadtest.experiments.metrics import VERDICT_METRICS
 from loadtest.experiments.records import RecordsError
 from loadtest.extras import MissingExtra, need
 from loadtest.output_options import json_options
 
+_METRICS: Final = ("ttft", "tbt", "total", "waited", "computed", "cached", "pool", "errors", "gone")
 _WIDE: Final = 160  # columns, if the width of the screen is unknown
 
 
@@ -43,48 +41,16 @@ class _Share(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
         return share
 
 
-class _Moment(click.ParamType):  # type: ignore[type-arg]
-    """A time: unix seconds, or ISO 8601 (UTC without a zone)."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        """Return unix seconds."""
-        if isinstance(value, float):
-            return value
-        try:
-            return float(value)
-        except ValueError:
-            pass
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither unix seconds nor like 2026-01-31T09:30", param, ctx)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
 @click.command()
 @click.argument("files", metavar="RECORDS...", nargs=-1, required=True)
 @click.option("--experiment", "name", help="Which one; needed where records are of several.")
-@click.option(
-    "--trial",
-    "trials",
-    metavar="ID",
-    multiple=True,
-    help="Of an experiment started again under its name, this start; default: the newest. Several "
-    "are joined.",
-)
+@click.option("--trial", metavar="ID", help="Which definition of it; default: the newest.")
 @click.option(
     "--metric",
-    type=click.Choice(VERDICT_METRICS),
+    type=click.Choice(_METRICS),
     default="ttft",
     show_default=True,
     help="What decides. Choose before you look; the tables show all.",
-)
-@click.option(
-    "--baseline",
-    metavar="VARIANT",
-    help="Variant that the others are compared with; default: the experiment's control.",
 )
 @click.option(
     "--effect",
@@ -107,33 +73,17 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]
     show_default=True,
     help="How seldom a verdict may ever be wrong, however often one looks.",
 )
-@click.option(
-    "--power", type=_Share(), default="0.8", show_default=True, help="For what is still needed."
-)
-@click.option("--since", "since_s", type=_Moment(), help="Only records from then on.")
-@click.option("--until", "until_s", type=_Moment(), help="Only records before then.")
 @click.option("--skip-bad", is_flag=True, help="Leave out and count lines that are no records.")
-@click.option(
-    "--html",
-    "html_file",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    help="Write the report as one page with pictures.",
-)
 @json_options
 def report(
     files: tuple[str, ...],
     name: str | None,
-    trials: tuple[str, ...],
+    trial: str | None,
     metric: str,
-    baseline: str | None,
     effect: float,
     margin: float,
     alpha: float,
-    power: float,
-    since_s: float | None,
-    until_s: float | None,
     skip_bad: bool,
-    html_file: Path | None,
     as_json: bool,
     json_file: Path | None,
 ) -> None:
@@ -144,28 +94,20 @@ def report(
 
     \b
     warmroute report decisions-*.jsonl --experiment lighter-alpha
-    warmroute report records/ --metric total --baseline control --html report.html
+    warmroute report records/ --metric total -o report.json
     """
-    options = Options(metric=metric, alpha=alpha, power=power, effect=effect, margin=margin)
     with _ending_in_order("reading records"):
-        for library in ("scipy", *(["matplotlib"] if html_file is not None else [])):
-            need(library)  # now, and not after minutes of reading
-        from loadtest.experiments.page import html  # late: numpy
+        need("scipy")  # now, and not after minutes of reading
+        from loadtest.experiments.comparison import Options  # late: numpy
         from loadtest.experiments.records import load
-        from loadtest.experiments.report import make_report
+        from loadtest.experiments.report import make_report, show
 
-        records = load(files, skip_bad=skip_bad, since_s=since_s, until_s=until_s)
-        made, times = make_report(
-            records, name=name, trials=trials, baseline=baseline, options=options
-        )
+        options = Options(metric=metric, alpha=alpha, effect=effect, margin=margin)
+        records = load(files, skip_bad=skip_bad)
+        made = make_report(records, name=name, trial=trial, options=options)
         written = msgspec.json.format(msgspec.json.encode(made), indent=1)
         if json_file is not None:
             _write(json_file, written)
-        if html_file is not None:
-            command = f"warmroute {' '.join(['report', *sys.argv[2:]])}"
-            _write(html_file, html(made, times, command=command).encode())
-    from loadtest.experiments.terminal import show
-
     click.echo(written) if as_json else show(made, _console())
     sys.exit(0 if made.is_sound else 1)
 
@@ -177,15 +119,11 @@ def report(
     metavar="NAME[:PARAM=VALUE…]",
     help="Also ask this policy.",
 )
-@click.option(
-    "--param", "params", multiple=True, metavar="NAME=VALUE", help="A parameter of --policy."
-)
 @click.option("--skip-bad", is_flag=True, help="Leave out and count lines that are no records.")
 @json_options
 def redecide(
     files: tuple[str, ...],
     policy: str | None,
-    params: tuple[str, ...],
     skip_bad: bool,
     as_json: bool,
     json_file: Path | None,
@@ -195,39 +133,24 @@ def redecide(
     A record holds all that its policy saw, so the same policy must choose the same. With --policy,
     also what another one would have chosen, and what it would have gained by prediction.
     """
-    from policies.naming import label_of, split
-    from policies.registry import create
+    from policies.naming import label_of, parse
 
-    if params and policy is None:
-        raise click.UsageError("--param needs --policy")
-    given = dict(_pair(text) for text in params)
-    other = None
     try:
-        if policy is not None:
-            named, own = split(policy)
-            other = create(named, own | given)
+        other = parse(policy) if policy is not None else None
     except ValueError as exc:
         raise click.BadParameter(str(exc), param_hint="--policy") from exc
     with _ending_in_order("deciding again"):
         from loadtest.experiments.records import resolve
         from loadtest.experiments.redecide import redecide as decide_again
+        from loadtest.experiments.redecide import show
 
         label = label_of(other) if other is not None else ""
         found = decide_again(resolve(files), other=other, other_label=label, skip_bad=skip_bad)
         written = msgspec.json.format(msgspec.json.encode(found), indent=1)
         if json_file is not None:
             _write(json_file, written)
-    from loadtest.experiments.terminal import show_redecided
-
-    click.echo(written) if as_json else show_redecided(found, _console())
+    click.echo(written) if as_json else show(found, _console())
     sys.exit(0 if found.agrees else 1)
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--param")
-    return name.strip(), value.strip()
 
 
 @contextmanager

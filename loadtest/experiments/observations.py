@@ -1,47 +1,106 @@
-"""An experiment's requests as arrays, each with its randomised unit and its weight.
+"""An experiment's requests as arrays, each with its randomised unit; and the metrics.
 
-This module decides which requests count, and for which variant:
-
-1. Wash-out does not count.
-2. A unit counts for its first variant until it is seen in another one (a ramp moved it, or routers
-   disagree).
-3. Variants are compared while both had traffic. After one was stopped, the other's later hours have
-   no counterpart.
-4. A request stands for 1 / share requests of the traffic, so that ramps bias nothing.
+Requests in the wash-out of a time slot do not count. A metric is a sum over requests divided by a
+sum over requests. Its value is None if a request has no such outcome (no usage reported, not
+streamed, failed before).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from loadtest.experiments.metrics import METRICS
 from loadtest.experiments.records import Named, Records, Request
 from loadtest.statistics.effects import Floats, Ints, totals
 from router.records.record import AssignmentRecord
 
 Bools = NDArray[np.bool_]
-Window = tuple[float, float]
-"""Begin and end in unix seconds; infinite: no bound."""
-
-SURPRISE: Final = 0.001
-"""A variant without any of the last (first) units counts as stopped (not yet started) if chance
-alone would do that less often."""
-
-SOURCES: Final = ("gpu", "cpu", "pool", "computed")
+Value = Callable[[Request], float | None]
 
 
-class Crossed(Struct, frozen=True, kw_only=True):
-    """A unit that was in several variants; `is_back`: it returned to the first one."""
+class Metric(Struct, frozen=True, kw_only=True):
+    """A metric. Relative ones are compared by their ratio, the others by their difference."""
 
-    unit: str
-    arms: tuple[str, ...]
-    files: tuple[str, ...]
-    is_back: bool
+    title: str
+    unit: str  # "ms", "tokens", "%": a share
+    numerator: Value
+    denominator: Value = lambda request: 1.0
+    is_relative: bool = True
+    is_lower_better: bool = True
+    better: str = "lower"
+    worse: str = "higher"
+
+
+def _inter_token(request: Request) -> float | None:
+    """Return the time from the first token to the end of an answer."""
+    if request.outcome != "ok" or request.ttft_ms is None or (request.completion or 0) <= 1:
+        return None
+    return max(0.0, request.total_ms - request.ttft_ms)
+
+
+def _computed(request: Request) -> float | None:
+    known = request.prompt is not None and request.reported is not None
+    return (request.prompt or 0) - (request.reported or 0) if known else None
+
+
+def _pooled(request: Request) -> float | None:
+    return None if request.predicted is None else max(0, request.predicted - request.held)
+
+
+def _share(title: str, numerator: Value, denominator: Value = lambda request: 1.0) -> Metric:
+    return Metric(
+        title=title, unit="%", numerator=numerator, denominator=denominator, is_relative=False
+    )
+
+
+def _time(title: str, numerator: Value, denominator: Value = lambda request: 1.0) -> Metric:
+    return Metric(
+        title=title, unit="ms", numerator=numerator, denominator=denominator, better="faster",
+        worse="slower",
+    )  # fmt: skip
+
+
+METRICS: Final = {
+    "ttft": _time("time to first token", lambda request: request.ttft_ms),
+    "tbt": _time(
+        "inter-token latency (estimate)",
+        _inter_token,
+        lambda request: (request.completion or 0) - 1,
+    ),
+    "total": _time(
+        "total time", lambda request: request.total_ms if request.outcome == "ok" else None
+    ),
+    "waited": _time("time in the router's queue", lambda request: request.waited_ms),
+    "computed": Metric(title="computed tokens per request", unit="tokens", numerator=_computed),
+    "cached": Metric(
+        title="cached share of the prompt",
+        unit="%",
+        numerator=lambda request: request.reported,
+        denominator=lambda request: request.prompt,
+        is_relative=False,
+        is_lower_better=False,
+        better="higher",
+        worse="lower",
+    ),
+    "pool": _share(
+        "share of the prompt fetched from the pool (predicted)",
+        _pooled,
+        lambda request: request.prompt,
+    ),
+    "errors": _share(
+        "error rate (no answer, 5xx, broken off)",
+        lambda request: float(request.outcome in ("replica_failed", "replica_unreachable")),
+    ),
+    "gone": _share(
+        "clients that left before the end",
+        lambda request: float(request.outcome == "client_gone"),
+    ),
+}
+"""All metrics, in the order of a report."""
 
 
 class Observations(Struct, frozen=True, kw_only=True):
@@ -52,61 +111,40 @@ class Observations(Struct, frozen=True, kw_only=True):
 
     experiment: Named
     requests: tuple[Request, ...]
-    arms: tuple[str, ...]
-    at_s: Floats  # unix seconds, end of the request
-    started_s: Floats
+    arms: tuple[str, ...]  # the control first
     unit: Ints
-    counts: Bools  # by the rules
-    is_wash_out: Bools
-    weight: Floats
-    sources: dict[str, Floats]  # prompt tokens as predicted: gpu, cpu, pool, computed
+    counts: Bools
     numerators: dict[str, Floats]
     denominators: dict[str, Floats]
-    unit_arm: Ints  # index of its first variant
-    unit_first_s: Floats
-    unit_share: Floats
+    unit_arm: Ints
     unit_slot: Ints  # -1 where the design has no slots
-    crossed: tuple[Crossed, ...]
-    windows: tuple[Window, ...]  # of each variant: while it had traffic
+    num_crossed: int  # units with requests in several variants
 
     @property
     def num_units(self) -> int:
         """Return the number of units of all variants."""
         return len(self.unit_arm)
 
-    def window(self, *arms: str) -> Window:
-        """Return when all of these variants (default: all) had traffic."""
-        windows = [self.windows[self.arms.index(arm)] for arm in arms or self.arms]
-        return max(begin for begin, _ in windows), min(end for _, end in windows)
+    @property
+    def arm(self) -> Ints:
+        """Return the variant of each request."""
+        return self.unit_arm[self.unit]
 
-    def counted(self, window: Window) -> Bools:
-        """Select the requests that count and, with their units, began in a window."""
-        begin_s, end_s = window
-        is_in = (self.unit_first_s[self.unit] >= begin_s) & (self.started_s <= end_s)
-        return self.counts & is_in
-
-    def sums(
-        self, metric: str, counted: Bools | None = None, until_s: float = np.inf
-    ) -> tuple[Floats, Floats]:
-        """Return weighted sums of numerators and denominators of counted requests, by unit."""
-        counted = self.counts if counted is None else counted
-        end = len(self.at_s) if np.isinf(until_s) else np.searchsorted(self.at_s, until_s, "right")
-        chosen = counted[:end] & (self.denominators[metric][:end] > 0)
-        unit, weight = self.unit[:end][chosen], self.weight[:end][chosen]
-        numerators = self.numerators[metric][:end][chosen]
-        denominators = self.denominators[metric][:end][chosen]
+    def sums(self, metric: str) -> tuple[Floats, Floats]:
+        """Return sums of numerators and denominators of counted requests, by unit."""
+        chosen = self.counts & (self.denominators[metric] > 0)
+        unit = self.unit[chosen]
         return (
-            totals(unit, weight * numerators, self.num_units),
-            totals(unit, weight * denominators, self.num_units),
+            totals(unit, self.numerators[metric][chosen], self.num_units),
+            totals(unit, self.denominators[metric][chosen], self.num_units),
         )
 
-    def pair(self, arm: str, baseline: str) -> tuple[Ints, Bools, Ints | None]:
-        """Return the units of two variants, which of them are the first's, and their blocks."""
-        index = self.arms.index
-        units = np.flatnonzero(np.isin(self.unit_arm, (index(arm), index(baseline))))
+    def pair(self, arm: str) -> tuple[Ints, Bools, Ints | None]:
+        """Return the units of a variant and the control, which are the variant's, their blocks."""
+        index = self.arms.index(arm)
+        units = np.flatnonzero(np.isin(self.unit_arm, (index, 0)))
         blocks = self.blocks()
-        is_treated = self.unit_arm[units] == index(arm)
-        return units, is_treated, None if blocks is None else blocks[units]
+        return units, self.unit_arm[units] == index, None if blocks is None else blocks[units]
 
     def blocks(self) -> Ints | None:
         """Return the numbers of pairs of slots, if each pair was drawn to have both variants."""
@@ -126,27 +164,15 @@ class Observations(Struct, frozen=True, kw_only=True):
 
 def observe(records: Records, experiment: Named) -> Observations:
     """Return an experiment's requests."""
-    requests = tuple(
-        each
-        for each in records.requests
-        if each.assignment is not None
-        and each.assignment.experiment == experiment.name
-        and each.trial in experiment.trials
-    )
-    units = _units(requests)
-    number = {unit.name: index for index, unit in enumerate(units)}
-    of_request = [number[_assigned(each).unit] for each in requests]
+    requests = tuple(each for each in records.requests if experiment.has(each.assignment))
+    units: dict[str, AssignmentRecord] = {}
+    crossed: set[str] = set()
+    for each in sorted(requests, key=lambda request: request.started_s):
+        first = units.setdefault(assigned(each).unit, assigned(each))
+        if assigned(each).arm != first.arm:
+            crossed.add(first.unit)
+    number = {name: index for index, name in enumerate(units)}
     arms = experiment.arms
-    unit_arm = np.array([arms.index(unit.arm) for unit in units], dtype=np.int64)
-    first_s = np.array([unit.first_s for unit in units])
-    unit_share = np.array([_share(unit.share) for unit in units])
-    is_wash_out = np.array([each.not_counted is not None for each in requests])
-    in_first_arm = np.array(
-        [
-            _assigned(each).arm == units[index].arm and each.started_s < units[index].left_s
-            for each, index in zip(requests, of_request, strict=True)
-        ]
-    )
     values = {
         name: [(metric.numerator(each), metric.denominator(each)) for each in requests]
         for name, metric in METRICS.items()
@@ -155,13 +181,8 @@ def observe(records: Records, experiment: Named) -> Observations:
         experiment=experiment,
         requests=requests,
         arms=arms,
-        at_s=np.array([each.at_s for each in requests]),
-        started_s=np.array([each.started_s for each in requests]),
-        unit=np.array(of_request, dtype=np.int64),
-        counts=in_first_arm & ~is_wash_out,
-        is_wash_out=is_wash_out,
-        weight=np.array([1 / _share(_assigned(each).share) for each in requests]),
-        sources=_sources(requests),
+        unit=np.array([number[assigned(each).unit] for each in requests], dtype=np.int64),
+        counts=np.array([assigned(each).not_counted is None for each in requests]),
         numerators={
             name: np.array([np.nan if num is None else num for num, _ in pairs])
             for name, pairs in values.items()
@@ -170,104 +191,15 @@ def observe(records: Records, experiment: Named) -> Observations:
             name: np.array([0.0 if num is None else float(den or 0) for num, den in pairs])
             for name, pairs in values.items()
         },
-        unit_arm=unit_arm,
-        unit_first_s=first_s,
-        unit_share=unit_share,
+        unit_arm=np.array([arms.index(first.arm) for first in units.values()], dtype=np.int64),
         unit_slot=np.array(
-            [-1 if unit.slot is None else unit.slot for unit in units], dtype=np.int64
+            [-1 if first.slot is None else first.slot for first in units.values()], dtype=np.int64
         ),
-        crossed=_crossed(units),
-        windows=tuple(
-            _window(requests, arm, np.flatnonzero(unit_arm == index), first_s, unit_share)
-            for index, arm in enumerate(arms)
-        ),
+        num_crossed=len(crossed),
     )
 
 
-class _Unit:
-    """A unit's requests, and its first variant."""
-
-    __slots__ = ("arm", "first_s", "left_s", "name", "requests", "share", "slot")
-
-    def __init__(self, name: str, requests: list[Request]) -> None:
-        first = min(requests, key=lambda each: each.started_s)
-        self.name = name
-        self.requests = requests
-        self.first_s = first.started_s
-        self.arm = _assigned(first).arm
-        self.share = _assigned(first).share
-        self.slot = _assigned(first).slot
-        others = [each.started_s for each in requests if _assigned(each).arm != self.arm]
-        self.left_s = min(others, default=np.inf)
-
-
-def _units(requests: Sequence[Request]) -> list[_Unit]:
-    """Group requests by unit, in the order of the units' beginnings."""
-    found: dict[str, list[Request]] = {}
-    for request in requests:
-        found.setdefault(_assigned(request).unit, []).append(request)
-    units = [_Unit(name, own) for name, own in found.items()]
-    return sorted(units, key=lambda unit: (unit.first_s, unit.name))
-
-
-def _assigned(request: Request) -> AssignmentRecord:
+def assigned(request: Request) -> AssignmentRecord:
+    """Return the variant of an experiment's request."""
     assert request.assignment is not None
     return request.assignment
-
-
-def _sources(requests: Sequence[Request]) -> dict[str, Floats]:
-    """Return where prompt tokens come from, as predicted: gpu, cpu, pool, computed."""
-    parts = []
-    for each in requests:
-        predicted = each.predicted or 0
-        gpu, held = min(each.num_gpu_tokens, predicted), min(each.held, predicted)
-        computed = (each.prompt or 0) - predicted
-        parts.append((gpu, max(0, held - each.num_gpu_tokens), predicted - held, computed))
-    columns = np.array(parts, dtype=float).reshape(-1, len(SOURCES)).T
-    return dict(zip(SOURCES, columns, strict=True))
-
-
-def _window(
-    requests: Sequence[Request], arm: str, own: Ints, first_s: Floats, share: Floats
-) -> Window:
-    """Return from when to when a variant had traffic of its own.
-
-    Routers mark the requests of a stopped variant. Without marks it counts as stopped if so long a
-    time without a unit would be a surprise at its share.
-    """
-    if not len(own):
-        return -np.inf, np.inf
-    begin, end = -np.inf, np.inf
-    first, last = int(own[0]), int(own[-1])
-    if (1 - share[first]) ** first < SURPRISE:
-        begin = float(first_s[first])
-    if (1 - share[last]) ** (len(first_s) - 1 - last) < SURPRISE:
-        end = float(first_s[last])
-    stopped = [
-        each.started_s
-        for each in requests
-        if each.not_counted == "stopped" and _assigned(each).arm == arm
-    ]
-    return begin, min(end, float(np.nextafter(min(stopped), 0.0)) if stopped else end)
-
-
-def _crossed(units: Sequence[_Unit]) -> tuple[Crossed, ...]:
-    crossed = [
-        Crossed(
-            unit=unit.name,
-            arms=tuple(sorted({_assigned(each).arm for each in unit.requests})),
-            files=tuple(sorted({each.file for each in unit.requests})),
-            is_back=any(
-                _assigned(each).arm == unit.arm and each.started_s > unit.left_s
-                for each in unit.requests
-            ),
-        )
-        for unit in units
-        if unit.left_s < np.inf
-    ]
-    return tuple(sorted(crossed, key=lambda each: (not each.is_back, each.unit)))
-
-
-def _share(share: float) -> float:
-    """Return a share; a value that is no share (0, above 1) weighs as 1."""
-    return share if 0 < share <= 1 else 1.0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import gzip
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import IO, Any, Final
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from loadtest.words import moment
 from policies.naming import label_of
@@ -82,13 +82,16 @@ class _Line(Struct):
     num_predicted_cached_tokens: int | None = None
     num_reported_cached_tokens: int | None = None
     num_completion_tokens: int | None = None
-    router_ms: float | None = None
-    predicted_ttft_ms: float | None = None
+    router_ms: float = 0.0
+    waited_ms: float = 0.0
     ttft_ms: float | None = None
 
 
 class Request(Struct, frozen=True, kw_only=True, gc=False):
-    """One request, from its record."""
+    """One request, from its record.
+
+    ttft_ms: From arrival, as its client sees it: with the time in the router and in its queue.
+    """
 
     file: str
     at_s: float  # unix seconds, end of the request
@@ -109,20 +112,9 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     predicted: int | None
     reported: int | None
     completion: int | None
-    router_ms: float | None
-    predicted_ttft_ms: float | None
+    waited_ms: float
     ttft_ms: float | None
     total_ms: float
-
-    @property
-    def trial(self) -> str:
-        """Return the id of the start that the request belongs to."""
-        return (self.assignment.trial if self.assignment is not None else "") or UNNAMED
-
-    @property
-    def not_counted(self) -> str | None:
-        """Return why the request does not count; None: it does."""
-        return self.assignment.not_counted if self.assignment is not None else None
 
     @property
     def held(self) -> int:
@@ -131,19 +123,19 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Named(Struct, frozen=True, kw_only=True):
-    """One start of an experiment in the records, or several starts that are joined.
-
-    `trials` are the ids of its starts.
-    """
+    """One definition of an experiment in the records; `trial` is its id."""
 
     name: str
     design: str
+    trial: str
     num_requests: int
-    arms: tuple[str, ...]
-    trials: tuple[str, ...]
-    control: str | None  # the control of its definition; None: not recorded
+    arms: tuple[str, ...]  # the control first
     begin_s: float  # its first request, unix seconds
     end_s: float  # its last request
+
+    def has(self, assignment: AssignmentRecord | None) -> bool:
+        """Return whether a request belongs to it."""
+        return assignment is not None and _key(assignment) == (self.name, self.design, self.trial)
 
 
 class Records(Struct, frozen=True, kw_only=True):
@@ -162,77 +154,48 @@ class Records(Struct, frozen=True, kw_only=True):
         return len(self.requests)
 
     def trials(self, name: str) -> list[Named]:
-        """List the starts of an experiment, the newest first."""
+        """List the definitions of an experiment, the newest first."""
         own = [each for each in self.experiments if each.name == name]
-        return sorted(own, key=lambda each: (each.begin_s, each.trials), reverse=True)
+        return sorted(own, key=lambda each: (each.begin_s, each.trial), reverse=True)
 
-    def choose(self, name: str | None, trials: Sequence[str] = ()) -> Named | None:
-        """Return the experiment called `name`, or the only one; None: there is none.
+    def choose(self, name: str | None, trial: str | None = None) -> Named:
+        """Return the newest definition of the experiment called `name`, or `trial`.
 
         Args:
             name: None: there is only one name.
-            trials: Ids of its starts, which are joined; none: the newest.
+            trial: Id of a definition.
 
         Raises:
-            RecordsError: it is unknown, there are several, or it has several designs.
+            RecordsError: there is none, it is unknown, or there are several.
         """
-        names = {e.name: 0 for e in self.experiments}
+        names: Counter[str] = Counter()
         for each in self.experiments:
             names[each.name] += each.num_requests
         known = ", ".join(f"{name} ({count:,} requests)" for name, count in names.items())
-        if name is None and not names:
-            return None
+        if not names:
+            raise RecordsError(
+                f"{self.num_records:,} records, and none is of an experiment (completions without "
+                "a session id are in none)"
+            )
         if name is None and len(names) > 1:
             raise RecordsError(f"several experiments: {known}; choose one with --experiment NAME")
         if name is not None and name not in names:
             near = get_close_matches(name, names, n=1)
             meant = f"; did you mean {near[0]!r}?" if near else ""
-            raise RecordsError(f"no experiment {name!r}{meant} (there are: {known or 'none'})")
-        return _joined(_of_trials(self.trials(name or next(iter(names))), trials))
-
-
-def _of_trials(known: list[Named], wanted: Sequence[str]) -> list[Named]:
-    """Return the starts that are wanted, or the newest.
-
-    Raises:
-        RecordsError: a start is unknown.
-    """
-    ids = {trial for each in known for trial in each.trials}
-    for trial in wanted:
-        if trial not in ids:
-            trials = ", ".join(
-                f"{t} (from {moment(e.begin_s)}, {e.num_requests:,} requests)"
-                for e in known
-                for t in e.trials
+            raise RecordsError(f"no experiment {name!r}{meant} (there are: {known})")
+        trials = self.trials(name or next(iter(names)))
+        if trial is None:
+            return trials[0]
+        found = next((each for each in trials if each.trial == trial), None)
+        if found is None:
+            listed = ", ".join(
+                f"{each.trial} (from {moment(each.begin_s)}, {each.num_requests:,} requests)"
+                for each in trials
             )
             raise RecordsError(
-                f"experiment {known[0].name!r} has no trial {trial!r} (there are: {trials})"
+                f"experiment {trials[0].name!r} has no trial {trial!r} (there are: {listed})"
             )
-    kept = set(wanted) or set(known[0].trials)
-    return [each for each in known if kept.issuperset(each.trials)]
-
-
-def _joined(parts: list[Named]) -> Named:
-    """Join starts, the newest first.
-
-    Raises:
-        RecordsError: they have several designs.
-    """
-    newest = parts[0]
-    if len({each.design for each in parts}) > 1:
-        designs = " and ".join(sorted({each.design for each in parts}))
-        raise RecordsError(
-            f"experiment {newest.name!r} has records of two designs, {designs}; keep those "
-            "of one with --trial, or --since and --until"
-        )
-    return replace(
-        newest,
-        num_requests=sum(each.num_requests for each in parts),
-        arms=tuple(sorted({arm for each in parts for arm in each.arms})),
-        trials=tuple(dict.fromkeys(trial for each in parts for trial in each.trials)),
-        begin_s=min(each.begin_s for each in parts),
-        end_s=max(each.end_s for each in parts),
-    )
+        return found
 
 
 def resolve(patterns: Sequence[str]) -> list[Path]:
@@ -257,13 +220,7 @@ def resolve(patterns: Sequence[str]) -> list[Path]:
     return list(found.values())
 
 
-def load(
-    patterns: Sequence[str],
-    *,
-    skip_bad: bool = False,
-    since_s: float | None = None,
-    until_s: float | None = None,
-) -> Records:
+def load(patterns: Sequence[str], *, skip_bad: bool = False) -> Records:
     """Read the records of all files.
 
     A last line that is cut off (its router still writes) is left out and counted. With `skip_bad`
@@ -271,8 +228,6 @@ def load(
 
     Args:
         patterns: Files, globs, directories.
-        since_s: Only records from then on, unix seconds.
-        until_s: Only records before then.
 
     Raises:
         RecordsError: no files, none of their lines is a record, or some are not.
@@ -295,10 +250,6 @@ def load(
                     bad.append(read)
             elif read is not None:
                 key, request = read
-                if since_s is not None and request.at_s < since_s:
-                    continue
-                if until_s is not None and request.at_s >= until_s:
-                    continue
                 num_twice += key in found
                 found.setdefault(key, request)
     if not found:
@@ -356,6 +307,7 @@ class _Reader:
         candidate = line.decision.candidate if line.decision is not None else ""
         views = snapshot.replicas if snapshot is not None else []
         chosen = next((view for view in views if view.id == candidate), None)
+        before_ms = line.router_ms + line.waited_ms
         return Request(
             file=file,
             at_s=line.at,
@@ -376,9 +328,8 @@ class _Reader:
             predicted=line.num_predicted_cached_tokens,
             reported=line.num_reported_cached_tokens,
             completion=line.num_completion_tokens,
-            router_ms=line.router_ms,
-            predicted_ttft_ms=line.predicted_ttft_ms,
-            ttft_ms=line.ttft_ms,
+            waited_ms=line.waited_ms,
+            ttft_ms=before_ms + line.ttft_ms if line.ttft_ms is not None else None,
             total_ms=line.total_ms,
         )
 
@@ -417,31 +368,28 @@ def _unknown(schema: int) -> str:
 
 
 def _experiments(requests: Sequence[Request]) -> tuple[Named, ...]:
-    """List the starts of experiments, by name and time."""
+    """List the definitions of experiments, by name and time."""
     found: dict[tuple[str, str, str], list[Request]] = {}
     for request in requests:
-        assigned = request.assignment
-        if assigned is not None:
-            key = assigned.experiment, assigned.design, request.trial
-            found.setdefault(key, []).append(request)
-    named = [
-        Named(
-            name=name,
-            design=design,
-            num_requests=len(own),
-            arms=tuple(sorted({each.assignment.arm for each in own if each.assignment})),
-            trials=(trial,),
-            control=next(
-                (
-                    each.assignment.control
-                    for each in reversed(own)
-                    if each.assignment and each.assignment.control
-                ),
-                None,
-            ),
-            begin_s=min(each.started_s for each in own),
-            end_s=max(each.started_s for each in own),
+        if request.assignment is not None:
+            found.setdefault(_key(request.assignment), []).append(request)
+    named = []
+    for (name, design, trial), own in found.items():
+        arms = sorted({each.assignment.arm for each in own if each.assignment is not None})
+        controls = {each.assignment.control for each in own if each.assignment is not None}
+        named.append(
+            Named(
+                name=name,
+                design=design,
+                trial=trial,
+                num_requests=len(own),
+                arms=tuple(sorted(arms, key=lambda arm: arm not in controls)),
+                begin_s=min(each.started_s for each in own),
+                end_s=max(each.started_s for each in own),
+            )
         )
-        for (name, design, trial), own in found.items()
-    ]
     return tuple(sorted(named, key=lambda each: (each.name, each.begin_s, each.design)))
+
+
+def _key(assignment: AssignmentRecord) -> tuple[str, str, str]:
+    return assignment.experiment, assignment.design, assignment.trial or UNNAMED

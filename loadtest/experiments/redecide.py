@@ -15,8 +15,12 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from rich.console import Console
+from rich.text import Text
 
 from loadtest.experiments.records import RecordsError, lines_of
+from loadtest.pages import Table, on_terminal
+from loadtest.words import amount, percent
 from policies.cost import candidate_costs
 from policies.policy import Policy
 from policies.registry import create
@@ -244,3 +248,48 @@ def _of_each(record: dict[str, Any]) -> dict[str, Any]:
             for view in snapshot["replicas"]:
                 view.setdefault("num_pool_tokens", snapshot.get("num_pool_tokens"))
     return record
+
+
+def show(found: Redecided, console: Console) -> None:
+    """Print what deciding again gave."""
+    console.print(
+        f"{found.num_records:,} records: {found.num_same:,} decided as they were, "
+        f"{found.num_other_costs:,} with other costs, {found.num_other_choice:,} otherwise, "
+        f"{found.num_unknown:,} by a policy that is not here"
+    )
+    if found.num_bad:
+        console.print(f"{found.num_bad:,} lines were left out: no decision records")
+    for one in found.disagreements:
+        again = "nothing" if one.again is None else one.again
+        text = (
+            f"{one.file}:{one.line}: request {one.request_id}: {one.policy} chose "
+            f"{one.recorded}, now {again} ({one.reason})"
+        )
+        console.print(Text(text, style="red"))
+    if found.agrees:
+        console.print(Text("every record was decided again as it was", style="green"))
+    if found.what_if is not None:
+        console.print()
+        console.print(on_terminal(_table(found.what_if), folds=(7,)))
+        console.print("Predictions, the live choice's in brackets. Regret: by how much the other")
+        console.print("policy's choice was predicted to be sooner.")
+
+
+def _table(other: WhatIf) -> Table:
+    """Lay out another policy's figures, with the live ones in brackets."""
+    row = (
+        other.policy,
+        f"{other.num_decisions:,}",
+        percent(other.agreement),
+        f"{amount(other.ttft_ms, 'ms')} ({amount(other.live_ttft_ms, 'ms')})",
+        f"{other.uncached_tokens:,.0f} ({other.live_uncached_tokens:,.0f})",
+        f"{other.fetched_tokens:,.0f} ({other.live_fetched_tokens:,.0f})",
+        amount(other.regret_ms, "ms"),
+        ", ".join(f"{value:,.0f}" for value in other.regret_quantiles.values()),
+    )
+    return Table(
+        head=("policy", "decisions", "same choice", "first token", "computed tokens",
+              "fetched tokens", "regret", "regret P10, P50, P90, P99, ms"),
+        rows=(row,),
+        numeric=tuple(range(1, 8)),
+    )  # fmt: skip

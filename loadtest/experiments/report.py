@@ -1,54 +1,72 @@
-"""A report: everything about an experiment, as data. This module has the shape of the JSON."""
+"""A report: everything about an experiment as data, which is the JSON, and on a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from difflib import get_close_matches
+from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
+import numpy as np
 from msgspec import Struct
+from rich.console import Console
+from rich.text import Text
 
-from loadtest.experiments.arms import ArmSummary, summarize
-from loadtest.experiments.design_limits import check_design
-from loadtest.experiments.evidence import Evidence, Options, weigh
-from loadtest.experiments.findings import Finding, note
-from loadtest.experiments.observations import Observations, observe
-from loadtest.experiments.ratio_check import RatioCheck, check
+from loadtest.experiments.comparison import (
+    Comparison,
+    Difference,
+    Options,
+    Verdict,
+    compare,
+    judge,
+)
+from loadtest.experiments.findings import Finding, SampleRatio, find, sample_ratio, unit_noun
+from loadtest.experiments.observations import METRICS, Observations, assigned, observe
 from loadtest.experiments.records import Named, Records, RecordsError
-from loadtest.experiments.soundness import check_soundness
-from loadtest.experiments.surroundings import check_surroundings, check_trials
-from loadtest.experiments.verdict import Verdict, judge
-from loadtest.statistics.effects import Floats
+from loadtest.pages import Table, on_terminal
+from loadtest.words import amount, moment, percent, signed, time_span
 
-SCHEMA: Final = "warmroute.report/1"
+SCHEMA: Final = "warmroute.report/2"
 
-_BASELINES: Final = ("control", "baseline", "default")
-_ORDER: Final = {"broken": 0, "warning": 1, "note": 2}
+_QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+_STYLES: Final = {"better": "green", "worse": "red", "equal": "green", "broken": "red"}
+_MARKS: Final = {"broken": ("✗", "red"), "warning": ("!", "yellow"), "note": ("·", "dim")}
+
+
+class Figures(Struct, frozen=True, kw_only=True):
+    """One variant: means per request of counted requests, by metric."""
+
+    name: str
+    policies: dict[str, int]  # label (with parameters) -> requests
+    num_units: int
+    num_requests: int  # all of them
+    num_counted: int
+    states: dict[str, float]  # share of requests by state: exact, degraded, blind
+    metrics: dict[str, float | None]
+    ttft_quantiles: dict[str, float | None]
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """The content of `--json`.
+    """The content of `-o`. Shares and relative differences are fractions of 1, times unix seconds.
 
-    Shares and relative differences are fractions of 1, times are unix seconds.
+    variants: The control first.
     """
 
     schema: str = SCHEMA
     files: tuple[str, ...]
     num_records: int
     options: Options
+    experiments: tuple[Named, ...]  # all in the records
+    experiment: Named
+    begin_s: float
+    end_s: float
+    num_units: int
+    num_requests: int  # of the experiment
+    num_counted: int
+    verdicts: tuple[Verdict, ...]
     findings: tuple[Finding, ...]  # the worst first
-    experiments: tuple[Named, ...] = ()  # all in the records
-    experiment: Named | None = None
-    baseline: str | None = None
-    begin_s: float | None = None
-    end_s: float | None = None
-    num_units: int = 0
-    num_requests: int = 0  # of the experiment
-    num_counted: int = 0
-    verdicts: tuple[Verdict, ...] = ()
-    sample_ratio: RatioCheck | None = None
-    arms: tuple[ArmSummary, ...] = ()
-    comparisons: tuple[Evidence, ...] = ()
+    sample_ratio: SampleRatio
+    variants: tuple[Figures, ...]
+    comparisons: tuple[Comparison, ...]
 
     @property
     def is_sound(self) -> bool:
@@ -56,128 +74,167 @@ class Report(Struct, frozen=True, kw_only=True):
         return all(finding.weight != "broken" for finding in self.findings)
 
 
-class Times(Struct, frozen=True, kw_only=True):
-    """First-token times of counted requests, for pictures: values in ms, and weights."""
-
-    by_arm: dict[str, tuple[Floats, Floats]]
-
-
 def make_report(
     records: Records,
     *,
     name: str | None = None,
-    trials: Sequence[str] = (),
-    baseline: str | None = None,
+    trial: str | None = None,
     options: Options | None = None,
-) -> tuple[Report, Times]:
+) -> Report:
     """Report on an experiment.
 
     Args:
         records: See `records.load`.
         name: The experiment; None: the only one.
-        trials: Ids of its starts, joined as one experiment; none: only the newest.
-        baseline: The variant that others are compared with; None: the control of the definition.
-            If records do not name it: a variant called control, baseline or default, else the
-            first by name.
+        trial: Id of one of its definitions; None: the newest.
         options: The question.
 
     Raises:
-        RecordsError: the experiment or variant is unknown or ambiguous.
+        RecordsError: there is none, it is unknown or ambiguous, or it has one variant.
         MissingExtra: scipy is not installed.
     """
     options = options or Options()
-    experiment = records.choose(name, trials)
-    if experiment is None:
-        raise RecordsError(f"{records.num_records:,} records, and none is of an experiment")
-    chosen = _baseline(experiment, baseline)
+    experiment = records.choose(name, trial)
+    if len(experiment.arms) < 2:
+        raise RecordsError(
+            f"experiment {experiment.name!r}: all records are of one variant, "
+            f"{experiment.arms[0]}; there is nothing to compare it with (are the other routers' "
+            "files here?)"
+        )
     observations = observe(records, experiment)
-    arms = summarize(observations, chosen)
-    others = [arm for arm in experiment.arms if arm != chosen]
-    comparisons = tuple(
-        weigh(observations, arm, chosen, options, alpha=options.alpha / len(others))
-        for arm in others
-    )
-    ratio = check(observations)
-    findings = _findings(records, observations, arms, comparisons, ratio, chosen)
-    report = Report(
+    others = observations.arms[1:]
+    alpha = options.alpha / len(others)
+    comparisons = tuple(compare(observations, arm, options, alpha=alpha) for arm in others)
+    ratio = sample_ratio(observations)
+    findings = find(records, observations, ratio, observations.sums(options.metric)[1])
+    if len(others) > 1:
+        text = f"{len(others)} variants are compared, each at a level of alpha / {len(others)}"
+        findings += (Finding(weight="note", code="several_arms", text=text),)
+    return Report(
         files=records.files,
         num_records=records.num_records,
+        options=options,
         experiments=records.experiments,
         experiment=experiment,
-        baseline=chosen,
-        options=options,
-        begin_s=float(observations.at_s[0]),
-        end_s=float(observations.at_s[-1]),
+        begin_s=observations.requests[0].at_s,
+        end_s=observations.requests[-1].at_s,
         num_units=observations.num_units,
-        num_requests=len(observations.at_s),
-        num_counted=sum(arm.num_counted for arm in arms),
-        verdicts=tuple(judge(c, findings, experiment.design, options) for c in comparisons),
+        num_requests=len(observations.requests),
+        num_counted=int(np.count_nonzero(observations.counts)),
+        verdicts=tuple(judge(each, findings, experiment.design, options) for each in comparisons),
         findings=findings,
         sample_ratio=ratio,
-        arms=arms,
+        variants=tuple(_figures(observations, arm) for arm in observations.arms),
         comparisons=comparisons,
     )
-    return report, _times(observations)
 
 
-def _baseline(experiment: Named, wanted: str | None) -> str:
-    arms = experiment.arms
-    if len(arms) < 2:
-        raise RecordsError(
-            f"experiment {experiment.name!r}: all records are of one variant, {', '.join(arms)}; "
-            "there is nothing to compare it with (are the other routers' files here?)"
-        )
-    if wanted is None:
-        return next((name for name in (experiment.control, *_BASELINES) if name in arms), arms[0])
-    if wanted not in arms:
-        near = get_close_matches(wanted, arms, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
-        raise RecordsError(
-            f"experiment {experiment.name!r} has no variant {wanted!r}{meant} (variants: "
-            f"{', '.join(arms)})"
-        )
-    return wanted
+def _figures(observations: Observations, arm: str) -> Figures:
+    own_unit = observations.unit_arm == observations.arms.index(arm)
+    own = observations.counts & (observations.arm == observations.arms.index(arm))
+    requests = [each for each in observations.requests if assigned(each).arm == arm]
+    states = Counter(each.state for each in requests)
+    metrics: dict[str, float | None] = {}
+    for name in METRICS:
+        sums, counts = (float(each[own_unit].sum()) for each in observations.sums(name))
+        metrics[name] = sums / counts if counts else None
+    ttft = observations.numerators["ttft"][own & (observations.denominators["ttft"] > 0)]
+    return Figures(
+        name=arm,
+        policies=dict(Counter(each.policy for each in requests).most_common()),
+        num_units=len(np.unique(observations.unit[own])),
+        num_requests=len(requests),
+        num_counted=int(np.count_nonzero(own)),
+        states={name: count / len(requests) for name, count in states.items()},
+        metrics=metrics,
+        ttft_quantiles={
+            name: float(np.quantile(ttft, share)) if len(ttft) else None
+            for name, share in _QUANTILES.items()
+        },
+    )
 
 
-def _findings(
-    records: Records,
-    observations: Observations,
-    arms: tuple[ArmSummary, ...],
-    comparisons: tuple[Evidence, ...],
-    ratio: RatioCheck,
-    baseline: str,
-) -> tuple[Finding, ...]:
-    experiment = observations.experiment
-    found = [
-        *check_soundness(observations, arms, ratio, baseline),
-        *check_design(observations, arms, comparisons),
-        *check_surroundings(records, observations, arms),
-        *check_trials(experiment, records.trials(experiment.name)),
+# -- on a terminal -------------------------------------------------------------------------------
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the answer first, then its limits, then the numbers."""
+    console.print(Text(_heading(report), style="bold"))
+    console.print()
+    for verdict in report.verdicts:
+        console.print(Text(verdict.text, style=f"bold {_STYLES.get(verdict.kind, '')}"))
+    console.print()
+    for finding in report.findings:
+        mark, style = _MARKS[finding.weight]
+        console.print(Text.assemble((f"{mark} ", style), finding.text))
+    console.print()
+    console.print(on_terminal(figures_table(report), folds=(0,)))
+    confidence = percent(1 - report.comparisons[0].alpha)
+    console.print(f"Brackets: with {confidence} the true difference is inside, at every look.")
+
+
+def figures_table(report: Report) -> Table:
+    """Lay out every metric: each variant's value, and its difference to the control."""
+    noun = unit_noun(report.experiment.design)
+    control, *others = report.variants
+    head = ["", control.name]
+    for each in others:
+        head += [each.name, "difference"]
+    rows = [
+        _row("policy", report, lambda each: ", ".join(list(each.policies)[:2])),
+        _row(noun, report, lambda each: f"{each.num_units:,}"),
+        _row(
+            "requests (counted)",
+            report,
+            lambda each: f"{each.num_requests:,} ({each.num_counted:,})",
+        ),
     ]
-    if len(comparisons) > 1:
-        found.append(
-            note(
-                "several_arms",
-                f"{len(comparisons)} variants are compared, each at a level of alpha / "
-                f"{len(comparisons)}, so that alpha holds for all verdicts together",
-            )
+    for name, metric in METRICS.items():
+        cells = [metric.title, amount(control.metrics[name], metric.unit)]
+        for each, found in zip(others, report.comparisons, strict=True):
+            change = _change(found.differences[name], is_relative=metric.is_relative)
+            cells += [amount(each.metrics[name], metric.unit), change]
+        rows.append(tuple(cells))
+        if name == "ttft":
+            rows += [_quantile_row(report, quantile) for quantile in _QUANTILES]
+    states = ("exact", "degraded", "blind")
+    rows.append(
+        _row(
+            "caches known: " + " / ".join(states),
+            report,
+            lambda each: " / ".join(percent(each.states.get(state, 0.0)) for state in states),
         )
-    outside = records.num_records - len(observations.at_s)
-    if outside:
-        found.append(note("outside", f"{outside:,} records are not of this experiment"))
-    return tuple(sorted(found, key=lambda finding: _ORDER[finding.weight]))
+    )
+    return Table(head=tuple(head), rows=tuple(rows), numeric=tuple(range(1, len(head))))
 
 
-def _times(observations: Observations) -> Times:
-    counted = observations.counted(observations.window())
-    has = counted & (observations.denominators["ttft"] > 0)
-    arm = observations.unit_arm[observations.unit]
-    return Times(
-        by_arm={
-            name: (
-                observations.numerators["ttft"][has & (arm == index)],
-                observations.weight[has & (arm == index)],
-            )
-            for index, name in enumerate(observations.arms)
-        }
+def _quantile_row(report: Report, quantile: str) -> tuple[str, ...]:
+    title = f"{METRICS['ttft'].title}, {quantile.upper()}"
+    return _row(title, report, lambda each: amount(each.ttft_quantiles[quantile], "ms"))
+
+
+def _row(title: str, report: Report, cell: Callable[[Figures], str]) -> tuple[str, ...]:
+    control, *others = report.variants
+    cells = [title, cell(control)]
+    for each in others:
+        cells += [cell(each), ""]
+    return tuple(cells)
+
+
+def _change(found: Difference, *, is_relative: bool) -> str:
+    """Write a difference with its sign and interval."""
+    if found.value is None:
+        return "-"
+    text = f"{signed(found.value)} {'%' if is_relative else 'points'}"
+    if found.low is None or found.high is None:
+        return text
+    return f"{text} ({signed(found.low)} to {signed(found.high)})"
+
+
+def _heading(report: Report) -> str:
+    experiment, noun = report.experiment, unit_noun(report.experiment.design, report.num_units)
+    return (
+        f"{experiment.name}: {experiment.design}, {report.num_units:,} {noun}, "
+        f"{report.num_requests:,} requests in {time_span(report.end_s - report.begin_s)}, since "
+        f"{moment(report.begin_s)}"
     )

@@ -6,8 +6,7 @@ and it draws no conclusion.
 A unit (a session, a time slot) contributes a sum of outcomes and a count. Requests of one unit are
 similar, so only units are independent. A variant's value is the ratio of its sums, the mean per
 request. A unit's influence on it is (sum - mean * count) / all counts. Source: linearisation of
-ratios, e.g. Deng, Knoblich, Lu 2018, "Applying the delta method in metric analytics". The sums are
-weighted by 1 / (the variant's share when the unit came), so that a ramp biases nothing (Hajek).
+ratios, e.g. Deng, Knoblich, Lu 2018, "Applying the delta method in metric analytics".
 """
 
 from __future__ import annotations
@@ -16,10 +15,7 @@ import math
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
-
-from loadtest.extras import need
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
@@ -29,17 +25,6 @@ MIN_UNITS: Final = 10
 """Fewer units in a variant (or fewer blocks) decide nothing, because the standard error is then a
 guess. At a promised 5 %, A/A switchbacks that were looked at after each pair came out decided in
 6.2 % of 2,000 runs without this bound. With it they did in 2.3 % of 4,000."""
-
-
-class Estimate(Struct, frozen=True, kw_only=True):
-    """A value with its 95 % interval for one look; None: nothing measured, or no bounds."""
-
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-
-
-UNKNOWN: Final = Estimate(value=None)
 
 
 class Effect(NamedTuple):
@@ -53,18 +38,6 @@ class Effect(NamedTuple):
     se: float
     df: float
     is_relative: bool
-
-    @property
-    def one_look(self) -> Estimate:
-        """Return ratio - 1 (or the difference) with Student's interval."""
-        if not math.isfinite(self.value):
-            return UNKNOWN
-        reach = _student(max(1.0, self.df)) * self.se
-        ends = (self.value, self.value - reach, self.value + reach)
-        value, low, high = (
-            math.expm1(min(end, 700.0)) if self.is_relative else end for end in ends
-        )
-        return Estimate(value=value, low=low, high=high)
 
 
 def estimate(
@@ -109,43 +82,6 @@ def estimate(
     return Effect(value, math.sqrt(variance), df if num_least >= MIN_UNITS else 0.0, is_relative)
 
 
-def mean(sums: Floats, counts: Floats) -> Estimate:
-    """Return the mean per request of one variant's units, with Student's interval."""
-    num_units = _num(counts)
-    if not num_units:
-        return UNKNOWN
-    value, influence = _mean(sums, counts, np.ones(len(sums), dtype=bool))
-    if num_units < 2 or not np.any(sums):  # an interval cannot say how rare a rare event is
-        return Estimate(value=float(value))
-    variance, _ = _spread(influence, num_units)
-    reach = _student(num_units - 1) * math.sqrt(variance)
-    return Estimate(value=float(value), low=float(value) - reach, high=float(value) + reach)
-
-
-def quantile(values: Floats, weights: Floats, unit: Ints, q: float) -> Estimate:
-    """Return a quantile of requests, with an interval that respects their units.
-
-    The share of requests below it is a ratio of sums over units. The quantiles at the bounds of
-    that share are the interval. Source: Woodruff 1952; for clusters, Deng, Knoblich, Lu 2018.
-    """
-    if not len(values):
-        return UNKNOWN
-    order = np.argsort(values, kind="stable")
-    ordered, cumulated = values[order], np.cumsum(weights[order])
-
-    def at(share: float) -> float:
-        index = np.searchsorted(cumulated, share * cumulated[-1], "left")
-        return float(ordered[min(int(index), len(ordered) - 1)])
-
-    found = at(q)
-    units, of_unit = np.unique(unit, return_inverse=True)
-    if len(units) < 2:
-        return Estimate(value=found)
-    below = mean(totals(of_unit, weights * (values <= found)), totals(of_unit, weights))
-    reach = 0.0 if below.low is None or below.value is None else below.value - below.low
-    return Estimate(value=found, low=at(max(0.0, q - reach)), high=at(min(1.0, q + reach)))
-
-
 def totals(index: Ints, values: Floats | None, num: int = 0) -> Floats:
     """Sum values (None: count) by index; shape (at least num,)."""
     return np.asarray(np.bincount(index, values, num), dtype=float)
@@ -186,10 +122,6 @@ def _complete(counts: Floats, is_treated: Mask, block: Ints) -> Mask:
     treated = totals(block, counts * is_treated, num_blocks) > 0
     other = totals(block, counts * ~is_treated, num_blocks) > 0
     return np.asarray((treated & other)[block])
-
-
-def _student(df: float) -> float:
-    return float(need("scipy.stats").t.ppf(0.975, df))
 
 
 def _num(counts: Floats) -> int:

@@ -6,7 +6,7 @@ looking earlier as well finds an effect at least as often.
 
 from __future__ import annotations
 
-from math import ceil, isfinite, sqrt
+from math import ceil, sqrt
 from typing import Final
 
 from msgspec import Struct
@@ -19,6 +19,7 @@ _SURE: Final = 0.75
 """Needs assume a standard error that the true one exceeds in one of four cases only. Half of all
 pilots with heavy-tailed sessions see a standard error that is too small."""
 
+_POWER: Final = 0.8
 _MOST: Final = 1e6  # times the units so far; beyond that the answer is "never"
 
 
@@ -31,13 +32,8 @@ class Need(Struct, frozen=True, kw_only=True):
 
 
 class Needs(Struct, frozen=True, kw_only=True):
-    """What an experiment needs. None: the variance is unknown, or it would take too long.
+    """What an experiment needs. None: the variance is unknown, or it would take too long."""
 
-    `detectable` is the least effect that the units so far find with the power asked for, on the
-    scale of estimates (a logarithm of a ratio, or a difference).
-    """
-
-    detectable: float | None
     to_find: Need | None  # the effect worth finding
     to_equal: Need | None  # to show that no difference is larger than the margin
 
@@ -49,14 +45,13 @@ def needs(
     num_units: int,
     span_s: float,
     alpha: float,
-    power: float,
     scale: float,
     effect: float,
     margin: float,
 ) -> Needs:
     """Compute the needs from the results of `num_units` units in `span_s` seconds."""
     if se is None or df <= 0 or not num_units:
-        return Needs(detectable=None, to_find=None, to_equal=None)
+        return Needs(to_find=None, to_equal=None)
     stats, optimize = need("scipy.stats"), need("scipy.optimize")
     likely = se * sqrt(df / float(stats.chi2.ppf(1 - _SURE, df)))
 
@@ -77,9 +72,4 @@ def needs(
         more_s = more / num_units * span_s if span_s > 0 else None
         return Need(num_units=wanted, num_more_units=more, more_s=more_s)
 
-    detectable = reach(1.0, power)
-    return Needs(
-        detectable=detectable if isfinite(detectable) else None,
-        to_find=units(effect, power),
-        to_equal=units(margin, (1 + power) / 2),
-    )
+    return Needs(to_find=units(effect, _POWER), to_equal=units(margin, (1 + _POWER) / 2))

@@ -42,15 +42,3 @@ def radius(se: float, *, scale: float, alpha: float, df: float) -> float:
     ratio = exp(bound) if bound < 700 else inf
     room = 1 - ratio / (1 + tau)
     return se * sqrt(df * (ratio - 1) / room) if room > 0 else inf
-
-
-def log_evidence(estimate: float, se: float, *, scale: float, df: float) -> float:
-    """Return the logarithm of the mixture likelihood ratio against "no effect".
-
-    It is above log(1 / alpha) exactly if the interval of `radius` excludes 0. min(1, exp(-it)) is a
-    p-value that holds at every look.
-    """
-    tau = (scale / se) ** 2
-    squared = (estimate / se) ** 2
-    gain = log1p(squared / df) - log1p(squared / ((1 + tau) * df))
-    return 0.5 * ((df + 1) * gain - log1p(tau))

@@ -3,26 +3,7 @@
 from __future__ import annotations
 
 from loadtest.statistics.comparison import Comparison
-from loadtest.statistics.effects import Estimate
-from loadtest.words import amount, ratio, signed, three_digits
-
-
-def estimate(found: Estimate, unit: str) -> str:
-    """Write a value and its interval."""
-    if found.low is None or found.high is None:
-        return amount(found.value, unit)
-    low, high = (amount(v, unit).removesuffix(f" {unit}") for v in (found.low, found.high))
-    return f"{amount(found.value, unit)} ({low} to {high})"
-
-
-def change(found: Estimate, *, is_relative: bool) -> str:
-    """Write a difference between two variants with its sign and interval."""
-    if found.value is None:
-        return "-"
-    text = f"{signed(found.value)} {'%' if is_relative else 'points'}"
-    if found.low is None or found.high is None:
-        return text
-    return f"{text} ({signed(found.low)} to {signed(found.high)})"
+from loadtest.words import ratio, three_digits
 
 
 def figures(found: Comparison) -> tuple[str, ...]:

@@ -55,7 +55,6 @@ class Scene(Struct, frozen=True, kw_only=True):
     slot_s: float = 120.0
     wash_out_s: float = 12.0
     num_replicas: int = 4
-    swing: float = 0.0  # of the hour, in logarithms
     seed: int = 1
     num_routers: int = 1
     trial: str = ""
@@ -88,8 +87,7 @@ def records(scene: Scene) -> list[DecisionRecord]:
             router = session % scene.num_routers
             snapshot = _snapshot(scene, arm, numbers[router], router, digest, turn, rng)
             numbers[router] += 1
-            hour = float(np.exp(scene.swing * np.sin(2 * np.pi * at)))
-            noise = level * rng.lognormal(0.0, 0.4) * hour
+            noise = level * rng.lognormal(0.0, 0.4)
             made.append(
                 _record(scene, arm, policies[arm.name], assignment, snapshot, at, noise, rng)
             )
@@ -216,16 +214,14 @@ def _record(
 def observed(path: Path, made: list[DecisionRecord]) -> Observations:
     """Return the observations of the only experiment in these records."""
     read = load([str(write(path / "r.jsonl", made))])
-    experiment = read.choose(None)
-    assert experiment is not None
-    return observe(read, experiment)
+    return observe(read, read.choose(None))
 
 
 def reported(
     path: Path, made: list[DecisionRecord], options: Options | None = None, **named: Any
 ) -> Report:
     """Report on these records."""
-    return make_report(load([str(write(path / "r.jsonl", made))]), options=options, **named)[0]
+    return make_report(load([str(write(path / "r.jsonl", made))]), options=options, **named)
 
 
 def codes(report: Report, weight: str) -> set[str]:

@@ -92,7 +92,8 @@ def test_older_records_lack_what_came_later(tmp_path: Path) -> None:
 
     assert found.num_records == len(MADE)
     assert found.num_bad == 0
-    assert found.choose(None) is None
+    with pytest.raises(RecordsError, match="none is of an experiment"):
+        found.choose(None)
 
 
 def test_records_that_are_there_twice_count_once(tmp_path: Path) -> None:
@@ -114,56 +115,11 @@ def test_an_experiment_is_chosen_by_name(tmp_path: Path) -> None:
     two = load([str(tmp_path)])
 
     assert one.choose(None) == one.choose("trial")
-    assert two.choose("other").name == "other"  # type: ignore[union-attr]
+    assert two.choose("other").name == "other"
     with pytest.raises(RecordsError, match=r"several experiments: other .* trial"):
         two.choose(None)
     with pytest.raises(RecordsError, match=r"no experiment 'tiral'; did you mean 'trial'\?"):
         two.choose("tiral")
-
-
-def test_two_designs_under_one_name_are_refused(tmp_path: Path) -> None:
-    """An experiment that was started again otherwise is not one experiment."""
-    write(tmp_path / "a.jsonl", MADE)
-    write(tmp_path / "b.jsonl", records(Scene(design="switchback", num_sessions=20, seed=2)))
-
-    with pytest.raises(RecordsError, match="split and switchback"):
-        load([str(tmp_path)]).choose("trial")
-
-
-def test_of_several_starts_the_newest_is_chosen(tmp_path: Path) -> None:
-    """Each start of a name is one of its own, of whatever design; ids choose others, or several."""
-    old = Scene(num_sessions=20, trial="0a", control="treatment")
-    new = Scene(num_sessions=20, trial="0b", seed=2, start_s=START_S + 9_000)
-    slots = Scene(design="switchback", num_sessions=20, trial="0c", seed=3, start_s=START_S + 5_000)
-    made = [records(scene) for scene in (old, new, slots)]
-    found = load([str(write(tmp_path / "a.jsonl", [r for each in made for r in each]))])
-
-    newest, oldest = found.choose(None), found.choose("trial", ["0a"])
-    assert newest is not None
-    assert oldest is not None
-    assert (newest.trials, newest.num_requests, newest.control) == (("0b",), len(made[1]), None)
-    assert (oldest.trials, oldest.num_requests) == (("0a",), len(made[0]))
-    assert oldest.control == "treatment"
-    assert oldest.begin_s < START_S + 1_000 < newest.begin_s
-    both = found.choose("trial", ["0a", "0b"])
-    assert both is not None
-    assert both.trials == ("0b", "0a")
-    assert both.num_requests == len(made[0]) + len(made[1])
-    assert [each.trials for each in found.trials("trial")] == [("0b",), ("0c",), ("0a",)]
-    with pytest.raises(RecordsError, match="split and switchback"):
-        found.choose("trial", ["0a", "0c"])
-    with pytest.raises(RecordsError, match=r"no trial '0d' \(there are: 0b \(from 2027-01-15 10:3"):
-        found.choose("trial", ["0d"])
-
-
-def test_a_stretch_of_time_can_be_chosen(tmp_path: Path) -> None:
-    """--since and --until keep what ended between them."""
-    file = write(tmp_path / "a.jsonl", MADE)
-    times = sorted(record.at for record in MADE)
-
-    found = load([str(file)], since_s=times[5], until_s=times[-5])
-
-    assert found.num_records == len(MADE) - 10
 
 
 def test_nothing_there_is_said(tmp_path: Path) -> None:
@@ -179,3 +135,20 @@ def test_nothing_there_is_said(tmp_path: Path) -> None:
         load([str(empty)])
     with pytest.raises(RecordsError, match="broken"):
         load([str(broken)])
+
+
+def test_of_several_definitions_the_newest_is_chosen(tmp_path: Path) -> None:
+    """Each definition of a name is one of its own, of whatever design; an id chooses another."""
+    old = Scene(num_sessions=20, trial="0a", control="treatment")
+    new = Scene(num_sessions=20, trial="0b", seed=2, start_s=START_S + 9_000)
+    slots = Scene(design="switchback", num_sessions=20, trial="0c", seed=3, start_s=START_S + 5_000)
+    made = [records(scene) for scene in (old, new, slots)]
+    found = load([str(write(tmp_path / "a.jsonl", [r for each in made for r in each]))])
+
+    newest, oldest = found.choose(None), found.choose("trial", "0a")
+    assert (newest.trial, newest.num_requests) == ("0b", len(made[1]))
+    assert (oldest.trial, oldest.num_requests) == ("0a", len(made[0]))
+    assert (newest.arms[0], oldest.arms[0]) == ("control", "treatment")
+    assert [each.trial for each in found.trials("trial")] == ["0b", "0c", "0a"]
+    with pytest.raises(RecordsError, match=r"no trial '0d' \(there are: 0b \(from 2027-01-15 10:3"):
+        found.choose("trial", "0d")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from loadtest.statistics.power import Needs, needs
@@ -14,7 +12,6 @@ def needed(se: float | None = 0.05, effect: float = 0.1, **changes: float) -> Ne
     return needs(
         se=se,
         alpha=0.05,
-        power=0.8,
         scale=0.2,
         effect=effect,
         margin=0.05,
@@ -31,18 +28,6 @@ def test_half_the_effect_needs_four_times_the_units() -> None:
     assert small.num_units / large.num_units == pytest.approx(4, rel=0.12)
 
 
-def test_what_is_found_now_needs_nothing_more() -> None:
-    """The detectable effect is the one whose need is what there is."""
-    now = needed()
-    assert now.detectable is not None
-
-    again = needed(effect=1.01 * now.detectable).to_find
-
-    assert again is not None
-    assert again.num_more_units == 0
-    assert again.num_units == pytest.approx(1000, rel=0.05)
-
-
 def test_hours_follow_the_traffic() -> None:
     """Three times as many units take twice as long again."""
     found = needed().to_find
@@ -56,6 +41,5 @@ def test_hours_follow_the_traffic() -> None:
 
 def test_what_is_needed_is_unknown_where_nothing_is_known() -> None:
     """Without a variance, or for practically nothing to find, there is no number."""
-    assert needed(se=None) == Needs(detectable=None, to_find=None, to_equal=None)
+    assert needed(se=None) == Needs(to_find=None, to_equal=None)
     assert needed(effect=1e-6).to_find is None
-    assert needed(df=2.0).detectable is None or math.isfinite(needed(df=2.0).detectable or 0.0)
