@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from router.base.errors import ConfigError
-from router.base.supervisor import described
+from router.base.supervisor import blamed
 from router.config.observers import ObserversConfig
 from router.request.observer import Observer
 
@@ -54,4 +54,4 @@ def _made(name: str) -> Observer:
 
 
 def _why(exc: Exception) -> str:
-    return str(exc) if isinstance(exc, ImportError) else described(exc)
+    return str(exc) if isinstance(exc, ImportError) else blamed(exc)

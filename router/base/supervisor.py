@@ -26,6 +26,8 @@ STEADY_S: Final = 60.0
 
 _PAUSES_S: Final = (0.5, 30.0)
 _ROOT: Final = Path(__file__).parent.parent.parent
+_LIBRARY: Final = Path(traceback.__file__).parent  # Python's own
+_MOST_CHARS: Final = 300
 
 
 def ignore(_: str) -> None:
@@ -87,14 +89,40 @@ async def keep_running(
 
 def described(error: BaseException) -> str:
     """Name an exception's type and place, never its message; of a group its first one."""
+    error = _first(error)
+    place = _place(error)
+    return f"{type(error).__name__}{f' in {place}' if place else ''}"
+
+
+def blamed(error: BaseException) -> str:
+    """Describe what code of an operator's own raised, in one line.
+
+    Only where it cannot quote a request: `described` leaves the message out.
+    """
+    error = _first(error)
+    text, place = " ".join(str(error).split())[:_MOST_CHARS], _place(error)
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{said} ({place})" if place else said
+
+
+def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+def _place(error: BaseException) -> str:
+    """Name the last line of ours, or of an operator's own code, that an exception came through."""
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
         path = Path(frame.filename)
-        if path.is_relative_to(_ROOT) and "site-packages" not in path.parts:
-            place = f" in {path.relative_to(_ROOT)}:{frame.lineno}"
-    return f"{type(error).__name__}{place}"
+        if "site-packages" in path.parts or path.is_relative_to(_LIBRARY):
+            continue
+        if path.is_relative_to(_ROOT):
+            place = f"{path.relative_to(_ROOT)}:{frame.lineno}"
+        elif path.exists():  # not of frozen modules
+            place = f"{path.name}:{frame.lineno}"
+    return place
 
 
 def _num_cancelled() -> int:

@@ -171,7 +171,7 @@ def schema() -> None:
 
 def _lines_of(policy: type[Struct]) -> list[str]:
     """Return a policy's description, and a line for each parameter."""
-    lines = inspect.cleandoc(policy.__doc__ or "").splitlines()
+    lines = inspect.cleandoc(policy.__doc__ or "(no description)").splitlines()
     described = msgspec.json.schema(policy)["$defs"][policy.__name__]["properties"]
     for field in msgspec.structs.fields(policy):
         text = described[field.name].get("description", "")

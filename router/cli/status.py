@@ -73,7 +73,8 @@ def degraded(state: State) -> Iterator[str]:
 def report(state: State, wrong: list[str]) -> str:
     """Draw a state."""
     console = drawing()
-    console.print(headline(state, console.width), style="bold")
+    console.print(traffic_line(state), style="bold")
+    console.print(headline(state, console.width))
     console.print()
     console.print(replica_table(state, console))
     console.print()
@@ -90,6 +91,22 @@ def report(state: State, wrong: list[str]) -> str:
     if len(wrong) > _MAX_SAID:
         console.print(f"and {len(wrong) - _MAX_SAID:,} more", style="red")
     return drawn(console)
+
+
+def traffic_line(state: State) -> str:
+    """Return the line on the last minute: requests, failures, times to first token, waits."""
+    recent = state["recent"]
+    num_requests, failed = recent["requests"], recent["failed"]
+    if not num_requests:
+        text = "no request ended in the last minute"
+    else:
+        rate = num_requests / max(1, min(recent["window_s"], state["router"]["up_s"]))
+        text = f"{rate:,.1f} requests/s, {share(failed, num_requests)} failed"
+        if recent["ttft_p50_s"] is not None:
+            text += (
+                f", TTFT {recent['ttft_p50_s']:,.2f} s (P50), {recent['ttft_p99_s']:,.2f} s (P99)"
+            )
+    return f"{text}, longest wait {state['queue'].get('longest_s', 0.0):,.0f} s"
 
 
 def headline(state: State, width: int) -> str:

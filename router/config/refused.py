@@ -34,7 +34,9 @@ def explained(message: str, root: type[Struct], value: Any = UNKNOWN) -> ConfigE
     choices: tuple[str, ...] = ()
     section: Any = root
     for step in re.findall(r"[a-z_]+", path):
-        hint = get_type_hints(section)[step]
+        hint = _hints(section).get(step)
+        if hint is None:  # a key of a mapping
+            break
         section = next((a for a in get_args(hint) if isinstance(a, type)), hint)
         choices = _choices(hint)
     if unknown is not None:
@@ -78,12 +80,19 @@ def _refused(node: Any, hint: Any, path: str) -> Iterator[ConfigError]:
 def _parts(node: Any, hint: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield the parts of a node: key, node and type; None: the type has no such key."""
     if isinstance(node, dict) and isinstance(hint, type) and issubclass(hint, Struct):
-        hints = get_type_hints(hint, include_extras=True)
+        hints = _hints(hint)
         yield from ((str(key), part, hints.get(key)) for key, part in node.items())
     elif isinstance(node, dict) and get_origin(hint) is dict:
         yield from ((str(key), part, get_args(hint)[1]) for key, part in node.items())
     elif isinstance(node, list) and get_origin(hint) is tuple:
         yield from ((f"[{i}]", part, get_args(hint)[0]) for i, part in enumerate(node))
+
+
+def _hints(section: type[Struct]) -> dict[str, Any]:
+    """Return the types of a section's keys, by the names that files have."""
+    hints = get_type_hints(section, include_extras=True)
+    fields = msgspec.structs.fields(section) if hasattr(section, "__struct_fields__") else ()
+    return {field.encode_name: hints[field.name] for field in fields}
 
 
 def _bare(hint: Any) -> Any:
@@ -115,7 +124,7 @@ def _unknown(key: str, name: str, section: type[Struct]) -> ConfigError:
     removed = REMOVED.get(re.sub(r"\[\d+\]", "[]", key))
     if removed is not None:
         return ConfigError(f"{key} was removed: {removed}", param=key)
-    allowed = [field.name for field in msgspec.structs.fields(section)]
+    allowed = [field.encode_name for field in msgspec.structs.fields(section)]
     near = difflib.get_close_matches(name, allowed, n=1)
     meant = f"did you mean {near[0]!r}? " if near else ""
     return ConfigError(f"unknown key {key!r}: {meant}Allowed: {', '.join(allowed)}", param=key)

@@ -34,6 +34,7 @@ from router.records.outcome import Outcome
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import NOTHING, Booking, InFront, Lease
 from router.replicas.replica import Candidate
+from router.request.decide import Deciders
 from router.request.match import Matcher, with_last_turn
 from router.request.observer import NO_OBSERVERS, Observers
 from router.request.plan import Placement, Plan, Split, booking_of
@@ -76,6 +77,7 @@ class Place:
         self._caches = matcher.caches
         self.fetches = matcher.fetches
         self._policy = policy
+        self.deciders = Deciders()
         self._plain_policy = create("least_loaded", {})  # without a prompt nothing is cached
         self._seed = seed
         self._outbox = outbox
@@ -86,6 +88,7 @@ class Place:
     def use(self, policy: Policy) -> None:
         """Place prompts by another policy, from the next decision on."""
         self._policy = policy
+        self.deciders.reset()
 
     # ---------------------------------------------------------------- plan
 
@@ -248,10 +251,7 @@ class Place:
             ),
             arrivals_per_s=conversations.arrivals_per_s(now_s),
         )
-        decision = policy.decide(snapshot)
-        index = next((i for i, c in enumerate(candidates) if c.id == decision.candidate), None)
-        if index is None:
-            raise RuntimeError(f"policy {policy.name!r} chose {decision.candidate!r}, not offered")
+        policy, decision, index = self.deciders.decide(policy, snapshot)
         is_guess = prompt.tokens is None or decision.candidate == home
         view = snapshot.replicas[index]
         if not is_guess:

@@ -16,12 +16,16 @@ def state(*replicas: dict[str, Any], **sections: Any) -> dict[str, Any]:
     """A state of the feed: all is well, but for what is given."""
     return {
         "kind": "state",
+        "recent": {
+            "window_s": 60, "requests": 0, "failed": 0, "failures": [], "ttft_p50_s": None,
+            "ttft_p99_s": None,
+        },
         "router": {"version": "1", "policy": "kv_aware", "up_s": 7300},
         "replicas": {
             "total": len(replicas), "by_cache": {"exact": 1}, "by_state": {"up": 1}, "requests": 3,
             "shown": list(replicas), "missing": [], "num_missing": 0,
         },
-        "queue": {"on": True, "waiting": 0, "for": {}, "shown": []},
+        "queue": {"on": True, "waiting": 0, "longest_s": 0.0, "for": {}, "shown": []},
         "tokens": {"columns": COLUMNS, "step_s": 10.0, "steps": []},
         "sessions": {"total": 0, "shown": []},
         "findings": [],

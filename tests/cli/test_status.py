@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shutil
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from click.testing import CliRunner, Result
 
 from loadtest.emulator.emulator import Emulator
+from policies.load import LeastLoaded
+from policies.policy import Policy
+from policies.view import Decision, Snapshot
 from router.cli import main
 from router.cli.status import degraded, report
 from router.tokens.id_probe import Difference
 from tests.cli.states import COLUMNS, REPLICA, state
 from tests.faults.fake_engine import FakeEngine
-from tests.faults.stage import SECRET, Engines, Stage, chat, on_stage, streamed, words
+from tests.faults.stage import SECRET, Engines, Stage, arm, chat, on_stage, streamed, words
 
 QUICK = {"health__interval_s": 0.02, "health__load_interval_s": 0.02}
 
@@ -40,7 +45,10 @@ async def test_a_router_in_order_is_status_0() -> None:
 
     assert result.exit_code == raw.exit_code == 0
     lines = result.stdout.splitlines()
-    assert "2 of 2 replicas up, 1 cache known, 0 in flight, 0 waiting" in lines[0]
+    assert re.fullmatch(
+        r"\d+\.\d requests/s, 0% failed, TTFT .* \(P99\), longest wait 0 s", lines[0]
+    )
+    assert "2 of 2 replicas up, 1 cache known, 0 in flight, 0 waiting" in lines[1]
     rows = sorted(line.split() for line in lines if line.startswith(("r1 ", "r2 ")))
     assert [row[:2] for row in rows] == [["r1", "up"], ["r2", "up"]]
     assert sorted(row[2] for row in rows) == ["exact", "no-events"]
@@ -234,6 +242,81 @@ async def test_no_router_is_status_2(tmp_path: Path) -> None:
     assert refused.stderr.startswith("Error: the admin token is ")
     assert "is `warmroute serve` running" in nobody.stderr
     assert refused.stdout == nobody.stdout == ""
+
+
+async def becomes(stage: Stage, exit_code: int) -> Result:
+    """Wait for an exit status: a state is described once a second."""
+    found: list[Result] = []
+
+    async def is_so() -> bool:
+        found.append(await status(stage))
+        return found[-1].exit_code == exit_code
+
+    await stage.until(is_so)
+    return found[-1]
+
+
+async def asked(stage: Stage, number: int, body: dict[str, Any]) -> None:
+    for _ in range(number):
+        await stage.ask(body)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("engine", "20 of 40 requests of the last minute failed (50%): 500 from r1 (20)"),
+        ("client", "20 of 40 requests of the last minute failed (50%): invalid_request_error (20)"),
+    ],
+)
+async def test_requests_that_fail_are_degraded(fault: str, said: str) -> None:
+    """From 5 % of at least 20 requests of the last minute on, with reason and replica."""
+    async with Engines(1) as [engine], on_stage(engine, forward__max_tries=1) as stage:
+        await asked(stage, 19, chat("a"))
+        calm = await status(stage)
+        await asked(stage, 1, chat("a"))
+        if fault == "engine":
+            arm(engine, "status", status=500, count=20)
+        await asked(stage, 20, chat("a") if fault == "engine" else {"messages": 5})
+        result = await becomes(stage, 1)
+
+    assert calm.exit_code == 0
+    assert f"✗ {said}" in result.stdout.splitlines()
+    assert "50% failed" in result.stdout.splitlines()[0]
+
+
+async def test_a_policy_that_raises_is_replaced_and_named() -> None:
+    """After five errors in a row; its line and its text are given."""
+
+    class Broken(Policy, frozen=True, kw_only=True):
+        name: ClassVar[str] = "broken"
+
+        def decide(self, snapshot: Snapshot) -> Decision:
+            raise ValueError("no table of prices")
+
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        stage.router.story.steps.place.use(Broken())
+        found = [(await stage.ask(chat("a"))).status for _ in range(7)]
+        result = await becomes(stage, 1)
+        stage.router.story.steps.place.use(LeastLoaded())
+        await becomes(stage, 0)
+
+    assert found == [500] * 5 + [200] * 2
+    assert "policy fails: least_loaded decides in its place" in stage.log
+    assert "✗ policy broken fails, and least_loaded decides in its place" in result.stdout
+    assert "ValueError: no table of prices" in result.stdout.replace("\n", " ")
+
+
+async def test_lost_decision_records_are_degraded(tmp_path: Path) -> None:
+    file = tmp_path / "folder" / "decisions.jsonl"
+    file.parent.mkdir()
+    async with Engines(1) as engines, on_stage(*engines, log__decisions=file) as stage:
+        shutil.rmtree(file.parent)
+        await stage.ask(chat("a"))
+        await stage.until(lambda: "decision records lost" in stage.log)
+        result = await becomes(stage, 1)
+        stage.records = None
+
+    assert "✗ decision records are lost" in result.stdout
 
 
 # -- made-up states ------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from router.observers.live.admin import LivePages
 from router.observers.live.feed import Feed
 from router.observers.live.history import TrafficHistory
 from router.observers.live.page import PAGE, LivePage
+from router.observers.live.recent import RecentRequests
 from router.observers.live.replica_rows import ReplicaRows
 from router.observers.live.state import (
     LiveState,
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
 
 def build(router: Router) -> ObserverPart:
     """Build the part."""
-    feed, history = Feed(), TrafficHistory(router.metrics)
+    feed, history, recent = Feed(), TrafficHistory(router.metrics), RecentRequests()
     return ObserverPart(
-        observers=[feed],
+        observers=[feed, recent],
         pages=[
-            LivePages(feed, LiveState(_sections(router, feed, history))),
+            LivePages(feed, LiveState(_sections(router, feed, history, recent))),
             LivePage(needs_token=router.guard.needs_token),
         ],
         open_paths=[PAGE],
@@ -43,7 +44,9 @@ def build(router: Router) -> ObserverPart:
     )
 
 
-def _sections(router: Router, feed: Feed, history: TrafficHistory) -> Mapping[str, Section]:
+def _sections(
+    router: Router, feed: Feed, history: TrafficHistory, recent: RecentRequests
+) -> Mapping[str, Section]:
     """Return what describes each section of a state line when a line is made."""
     replicas = ReplicaRows(
         router.status, router.fleet, router.caches, router.waiting, router.metrics
@@ -59,9 +62,11 @@ def _sections(router: Router, feed: Feed, history: TrafficHistory) -> Mapping[st
             "up_s": round(time.monotonic() - begun_s),
             "listeners": len(feed),
             "unresolved": router.names.failing[:_MAX_NAMED],
+            "replaced_policies": router.story.steps.place.deciders.replaced,
         }
 
     sections: dict[str, Section] = {
+        "recent": recent.describe,
         "router": about,
         "replicas": replicas.describe,
         "queue": lambda: queue_fields(room, is_on=is_on),

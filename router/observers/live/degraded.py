@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from router.index.candidate_stream import StreamReason
 from router.replicas.state import ON_PURPOSE
 
 State = dict[str, Any]
+
+LEAST_REQUESTS: Final = 20
+MOST_FAILED: Final = 0.05
+"""Of the last minute: from this share on, and from so many requests on, failures are degraded."""
 
 
 def degraded(state: State) -> list[str]:
@@ -31,6 +35,12 @@ def is_idle(replica: State) -> bool:
 
 def _found(state: State) -> Iterator[str]:
     replicas = state["replicas"]
+    yield from _failing(state.get("recent"))
+    for name, reason in state["router"].get("replaced_policies", ()):
+        yield f"policy {name} fails, and least_loaded decides in its place: {reason}"
+    records = state.get("records")
+    if records is not None and records["reason"] is not None:
+        yield f"decision records are lost: {records['file']}: {records['reason']}"
     if not replicas["total"]:
         yield "no replica is known"
     for each in replicas.get("unserved", ()):
@@ -59,6 +69,19 @@ def _found(state: State) -> Iterator[str]:
     sharing = state["sharing"]
     if sharing is not None and sharing["state"] != "shared":
         yield f"nothing is shared with other routers: {sharing['reason']}"
+
+
+def _failing(recent: State | None) -> Iterator[str]:
+    """Say how many requests of the last minute failed, if that is not a few of many."""
+    if recent is None or recent["requests"] < LEAST_REQUESTS:
+        return
+    share = recent["failed"] / recent["requests"]
+    if share >= MOST_FAILED:
+        reasons = ", ".join(f"{what} ({num:,})" for what, num in recent["failures"])
+        yield (
+            f"{recent['failed']:,} of {recent['requests']:,} requests of the last minute failed "
+            f"({share:.0%}): {reasons}"
+        )
 
 
 def _why_not_exact(replica: State) -> str:

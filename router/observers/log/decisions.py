@@ -29,13 +29,17 @@ class DecisionLog(Observer):
         self._on_drop = on_drop
         self._waiting: Backlog[DecisionRecord] = Backlog(MAX_WAITING)
         self._lock = threading.Lock()
-        self._is_failing = False
+        self._reason: str | None = None  # why the last records are lost
         self._encoder = msgspec.json.Encoder()
 
     def recorded(self, record: DecisionRecord) -> None:
         """Queue one record; drop it if the writer is too far behind."""
         if not self._waiting.offer(record):
             self._on_drop()
+
+    def describe(self) -> dict[str, str | None]:
+        """Return where records go, and why the last ones are lost (None: they are not)."""
+        return {"file": str(self._path), "reason": self._reason}
 
     async def run(self) -> None:
         """Write what was queued, every fifth of a second, and once more at the end."""
@@ -73,11 +77,12 @@ class DecisionLog(Observer):
         except OSError as exc:
             for _ in records:
                 self._on_drop()
-            if not self._is_failing:  # said once; the metric counts on
+            reason = exc.strerror or type(exc).__name__
+            if self._reason is None:  # said once; the metric counts on
                 logger.warning(
                     "decision records lost",
-                    extra={"file": str(self._path), "reason": exc.strerror},
+                    extra={"file": str(self._path), "reason": reason},
                 )
-            self._is_failing = True
+            self._reason = reason
         else:
-            self._is_failing = False
+            self._reason = None
