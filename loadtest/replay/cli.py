@@ -170,7 +170,13 @@ class JsonObject(click.ParamType[dict[str, Any]]):
 @click.option(
     "--extra-body", type=JsonObject(), default=dict, help="Fields to put into every request."
 )
-@click.option("--session-header", metavar="NAME", help="Send the session id in this header.")
+@click.option(
+    "--session-header",
+    metavar="NAME",
+    default="X-Session-ID",
+    show_default=True,
+    help="Send the session id in this header; '': send none.",
+)
 @click.option(
     "--stop-after", "stop_after_s", type=_POSITIVE, metavar="SECONDS", help="Send nothing later."
 )

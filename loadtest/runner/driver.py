@@ -261,7 +261,7 @@ class _Driver:
     async def _send(self, turn: Turn, entry: Entry, request: Request) -> TurnResult:
         options = self._options
         headers = {}
-        if options.session_header is not None:
+        if options.session_header:
             headers[options.session_header] = turn.session_id
         start_s = self._now_s()
         exchange = Exchange(

@@ -34,11 +34,13 @@ _Named = tuple[int, HashContract | None, Sequence[BlockKey]]
 class LedgerEntry(Struct, frozen=True, kw_only=True):
     """An answered request that is to be booked.
 
+    conversation: The digest of its session's name, or of its first block.
     turn: Without its causes.
     has_causes: The engine says how much of the prompt it computed here.
     has_failed_read: It was sent under a salt of its own, since it failed to fetch blocks.
     """
 
+    conversation: int
     prompt: Prompt
     placement: Placement
     match: Match
@@ -71,17 +73,22 @@ class Bookkeeper(Observer):
         self._metrics = metrics
 
     def ended(self, facts: Facts) -> None:
-        """Remember the prompt of a request that was answered, if it is of a session."""
+        """Remember the prompt of a request that was answered.
+
+        Completions without a session's name are of one conversation if their first block is the
+        same; in it they are threads.
+        """
         placement = facts.placement
         if not facts.is_answered or placement is None:
             return
         prompt = facts.prompt.original or facts.prompt
         has_failed_read = prompt is not facts.prompt
         tries, whose = facts.tries, prompt.read.whose
-        if whose.conversation is None or prompt.read.num_prompts > 1:
+        if prompt.read.request is None or prompt.read.num_prompts > 1:
             return
         named = _named(prompt, placement, self._caches)
-        match = self._match(prompt, named)
+        conversation = whose.conversation if whose.conversation is not None else _unnamed(named)
+        match = self._match(conversation, prompt, named)
         if not has_failed_read:
             self._names.note(match, whose.parts, is_named=whose.is_named)
         turn = turn_of(facts, prompt, placement)
@@ -89,7 +96,7 @@ class Bookkeeper(Observer):
         thread = self._thread(prompt, placement, match, named, facts.ended_s)
         if match.thread is None or not has_failed_read:  # else no cache has its blocks
             self.ledger.remember(
-                whose.conversation,
+                conversation,
                 whose.parent,
                 thread,
                 num_computed=num_computed,
@@ -98,8 +105,9 @@ class Bookkeeper(Observer):
                 replaces=match.thread,
             )
         if self._titles is not None:
-            self._titles.note(self.ledger.get(whose.conversation), prompt.read)
+            self._titles.note(self.ledger.get(conversation), prompt.read)
         facts.read.inbound.slots[self] = LedgerEntry(
+            conversation=conversation,
             prompt=prompt,
             placement=placement,
             match=match,
@@ -115,21 +123,21 @@ class Bookkeeper(Observer):
         entry = facts.read.inbound.slots.pop(self, None)
         if entry is None:
             return
-        prompt, turn = entry.prompt, entry.turn
+        turn = entry.turn
         entry.thread.num_emptied = self._caches.index.num_emptied(entry.thread.candidate)
         if entry.has_causes:
             computed = self._computed(entry)
             turn = replace(turn, computed=computed)
-            self._count(prompt, computed, turn.num_cached or 0)
-        self.ledger.add(prompt.read.whose.conversation or 0, turn)
+            self._count(entry, computed)
+        self.ledger.add(entry.conversation, turn)
         facts.notes["computed"] = turn.computed
 
-    def _match(self, prompt: Prompt, named: _Named) -> Match:
+    def _match(self, conversation: int, prompt: Prompt, named: _Named) -> Match:
         whose, (space, contract, keys) = prompt.read.whose, named
         if prompt.read.response_id is not None:
             return Match(is_unknown=True)  # its engine has the conversation's beginning
         return self.ledger.match(
-            whose.conversation or 0,
+            conversation,
             whose.parent,
             space=space,
             keys=keys,
@@ -249,9 +257,9 @@ class Bookkeeper(Observer):
                 pool_until, fetch_until = max(pool_until, num_cached + num_lost), 0
         return replace(known, pool_until=pool_until, fetch_until=fetch_until)
 
-    def _count(self, prompt: Prompt, computed: Computed, num_cached: int) -> None:
-        by_cause = self._metrics.prompt_tokens
-        by_cause.labels("cached").inc(num_cached)
+    def _count(self, entry: LedgerEntry, computed: Computed) -> None:
+        prompt, by_cause = entry.prompt, self._metrics.prompt_tokens
+        by_cause.labels("cached").inc(entry.turn.num_cached or 0)
         for cause, num_tokens in computed.tokens.items():
             by_cause.labels(cause).inc(num_tokens)
         if computed.change is None:
@@ -260,7 +268,7 @@ class Bookkeeper(Observer):
             computed.change,
             computed.tokens.get("changed", 0),
             tenant=prompt.read.inbound.caller.name,
-            session=engine_name(prompt.read.whose.conversation or 0),
+            session=engine_name(entry.conversation),
             body=prompt.read.inbound.body,
         )
 
@@ -270,6 +278,11 @@ def _named(prompt: Prompt, placement: Placement, caches: CacheView) -> _Named:
     is_known = prompt.tokens is not None and contract is not None
     keys = prompt.keys(contract) if contract is not None and is_known else ()
     return _space(prompt, placement), contract, keys
+
+
+def _unnamed(named: _Named) -> int:
+    space, _, keys = named
+    return _digest(f"{space}\0{keys[0] if keys else ''}")
 
 
 def _space(prompt: Prompt, placement: Placement) -> int:

@@ -79,15 +79,15 @@ class SessionNames:
 
         Args:
             match: What was there of it.
-            parts: Of the prompt; None: it is no chat, so what it goes on is not known.
+            parts: Of the prompt; None: it is no chat.
             is_named: Whether its client named the session.
         """
         self._num_prompts += 1
         self._num_named += is_named
-        if parts is not None and parts.has_answers:
+        if parts is None or parts.has_answers:
             if not is_named:
                 self._num_unnamed_going_on += match.thread is not None
-            elif match.thread is None and match.source is not None:
+            elif parts is not None and match.thread is None and match.source is not None:
                 self._num_renamed += 1
         if self._num_prompts >= WINDOW:
             self._judge()

@@ -81,6 +81,31 @@ async def test_a_name_that_is_another_one_in_each_request_is_said() -> None:
     assert log.count(MESSAGE) == 2
 
 
+async def test_completions_without_names_are_seen() -> None:
+    """Their tokens and causes count, they are sessions, and the finding comes."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        for number in range(WINDOW // NUM_TURNS):
+            prompt = words(number, 40)
+            for turn in range(NUM_TURNS):
+                body = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
+                reply = await stage.ask(body, "/v1/completions", headers={"X-Session-ID": ""})
+                assert reply.status == 200
+                prompt += " " + words(1_000 + number * NUM_TURNS + turn, 20)
+            await stage.settled(*engines)
+        (found,) = await said(stage)
+        counted = {
+            cause: stage.metric("warmroute_prompt_tokens_total", cause=cause)
+            for cause in ("cached", "new", "unknown")
+        }
+        sessions = (await stage.admin("/admin/sessions")).json()["sessions"]
+
+    assert "no client names its session" in found["text"]
+    assert counted["cached"] > 0
+    assert counted["new"] > 0
+    assert counted["unknown"] == 0
+    assert len(sessions) > 1
+
+
 CHAT = "/v1/chat/completions"
 ONE = parts_of(CHAT, chat("a"))
 LATER = parts_of(CHAT, chat("a", "yes", "b"))
@@ -106,7 +131,7 @@ GOES_ON, IS_FORK, IS_NEW = Match(thread=THREAD), Match(source=THREAD), Match()
         (IS_FORK, LATER, False, None),
         (IS_NEW, LATER, False, None),
         (GOES_ON, ONE, False, None),  # the same question again
-        (GOES_ON, None, False, None),
+        (GOES_ON, None, False, "none"),
     ],
 )
 @pytest.mark.parametrize("num_others", [40, 60])
