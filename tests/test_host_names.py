@@ -25,13 +25,13 @@ from router.base.errors import (
     UpstreamUnreachable,
 )
 from router.base.host_names import Names
-from router.config import ForwardConfig
+from router.config import ForwardConfig, TracingConfig
 from router.discovery.engine_api import EngineApi
 from router.discovery.kubernetes_api import KubernetesApi
 from router.kv_events.subscriber import EngineEvents
-from router.observers.tracing.export import collector_at
-from router.observers.tracing.spans import spans_of
-from router.observers.tracing.trace import Trace
+from router.metrics import Metrics
+from router.observers.tracing.build import collector_at
+from router.observers.tracing.otlp import Spans
 from router.pool.master import MasterApi
 from router.upstream import Upstream
 from tests.cluster.redis_stores import opened
@@ -412,9 +412,11 @@ def test_spans_go_to_the_collectors_last_address(
         names = Names()
         for failure in (None, AGAIN):
             system.failure = failure
-            collector = collector_at(named(receiver.url), names)
-            assert collector.send(spans_of(Trace(1, None, is_sampled=True, method="POST")))
-            collector.close()
+            spans = Spans(collector_at(named(receiver.url), names), TracingConfig(), Metrics())
+            begun = spans.begin({}, "POST")
+            assert begun is not None
+            begun.span.end()
+            spans.close()
     assert len(receiver.spans) == 2
     port = receiver.url.rpartition(":")[2].partition("/")[0]
     assert {headers["Host"] for headers in receiver.headers} == {f"{HOST}:{port}"}

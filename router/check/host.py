@@ -86,9 +86,9 @@ async def _page(url: str, *, timeout_s: float) -> str:
 async def _collector(endpoint: str, deadline: Deadline) -> Finding:
     """Try to connect to the collector of traces, and to use OpenTelemetry."""
     try:
-        from router.observers.tracing.export import collector_at  # late: it may not be there
+        from router.observers.tracing.build import collector_at  # late: it may not be there
 
-        collector_at(endpoint).close()
+        collector_at(endpoint).shutdown()
     except ConfigError as exc:
         return _ROUTER.error("tracing", exc.message.removeprefix("tracing.endpoint: "))
     reached = await reach(endpoint, timeout_s=deadline.at_most(CONNECT_S))

@@ -1,14 +1,15 @@
-"""The observer that follows sampled requests."""
+"""The observer that follows requests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
 from contextvars import ContextVar
 from typing import Final
 
 from multidict import CIMultiDict
 
-from router.observers.tracing.trace import Attempt, Trace
+from router.observers.tracing.spans import finish
+from router.observers.tracing.trace import MOST_TRIES, STATE, Attempt, Followed, Trace
 from router.records.outcome import Outcome
 from router.request.observer import Facts, Observer
 from router.request.plan import Placement
@@ -20,17 +21,13 @@ CURRENT: Final[ContextVar[Trace | None]] = ContextVar("trace", default=None)
 
 
 class Tracing(Observer):
-    """Writes down what becomes of followed requests, and tells engines their context.
+    """Begins and ends the spans of requests, and tells engines their context."""
 
-    Args:
-        on_close: Called when the router ends.
-    """
-
-    def __init__(self, on_close: Callable[[], None]) -> None:
-        self._on_close = on_close
+    def __init__(self, spans: Followed) -> None:
+        self._spans = spans
 
     def close(self) -> None:
-        self._on_close()
+        self._spans.close()
 
     def read(self, read: Read) -> None:
         trace = CURRENT.get()
@@ -50,10 +47,17 @@ class Tracing(Observer):
         before: Attempt | None = placement.slots.get(self)
         if before is not None:
             before.end("replaced")
-        replica = placement.candidate.replica
-        placement.slots[self] = trace.sent(
-            headers, placement.lease.candidate, replica.url, replica.role, placement.placed_s
-        )
+        span, now_s = trace.span, time.monotonic()
+        if span.is_recording() and len(trace.attempts) < MOST_TRIES:
+            span = self._spans.below(trace, trace.at_ns(now_s))
+            replica, decided_s = placement.candidate.replica, placement.placed_s
+            id_ = placement.lease.candidate
+            attempt = Attempt(span, id_, replica.url, replica.role, decided_s, now_s)
+            placement.slots[self] = attempt
+            trace.attempts.append(attempt)
+        if not trace.is_joined:
+            headers.popall(STATE, None)  # of the client's trace, which ends here
+        self._spans.write(span, headers)
 
     def released(self, placement: Placement, outcome: Outcome) -> None:
         attempt: Attempt | None = placement.slots.get(self)
@@ -62,13 +66,14 @@ class Tracing(Observer):
 
     def ended(self, facts: Facts) -> None:
         trace: Trace | None = facts.read.inbound.slots.get(self)
-        if trace is None:
-            return
-        trace.record, trace.usage = record_of(facts), facts.usage
-        if trace.is_sampled:
-            facts.notes["trace"] = f"{trace.trace_id:032x}"
+        if trace is not None and trace.span.is_recording():
+            trace.is_awaited = True
+            facts.notes["trace"] = f"{trace.span.get_span_context().trace_id:032x}"
 
     def settled(self, facts: Facts) -> None:
         trace: Trace | None = facts.read.inbound.slots.get(self)
-        if trace is not None:
-            trace.record = record_of(facts)
+        if trace is None or not trace.is_awaited:
+            return
+        trace.record, trace.usage, trace.is_awaited = record_of(facts), facts.usage, False
+        if trace.ended_s is not None:
+            finish(trace)

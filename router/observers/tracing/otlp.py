@@ -1,7 +1,7 @@
-"""OTLP over HTTP, by OpenTelemetry's own exporter. No other file imports OpenTelemetry.
+"""OpenTelemetry's SDK: spans, their sampling, and a thread that sends them by OTLP over HTTP.
 
-Its tracer and span processor are not used. They would make each span while its request runs, at 50
-to 100 µs (sgl-project/sglang#30023).
+No other file imports OpenTelemetry. What the SDK would read from the environment is given here,
+except for what docs/reference/records.md lists.
 """
 
 from __future__ import annotations
@@ -9,43 +9,129 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import requests
+from multidict import CIMultiDict
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExportResult
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import SpanKind, StatusCode, get_current_span, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from router.base.errors import ConfigError
 from router.base.host_names import Names
-from router.observers.tracing.spans import Span
+from router.config import TracingConfig
+from router.metrics import Metrics
+from router.observers.tracing.trace import Span, Trace
+
+logger = logging.getLogger(__name__)
 
 # It logs each batch that fails, and its settings where they are wrong: these may be secrets.
 logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
+MAX_WAITING: Final = 4096  # spans
+EVERY_S: Final = 1.0
+LAST_S: Final = 2.0  # for what waits when the router ends
+_BATCH: Final = 32  # spans; to encode them holds the interpreter for 2 ms
 _PATH: Final = "/v1/traces"
-_KINDS: Final = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT}
-_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
-_FINE: Final = Status()
+_PARENT: Final = "traceparent"
+_MOST: Final = 128  # attributes, events and links of a span, which have far fewer
+_WRITER: Final = TraceContextTextMapPropagator()
 
 
-class OtlpCollector:
+class Spans:
+    """Begins spans, and ends with them."""
+
+    def __init__(self, collector: Collector, config: TracingConfig, metrics: Metrics) -> None:
+        self._joins = config.join_clients
+        provider = TracerProvider(
+            sampler=ParentBased(TraceIdRatioBased(config.sample_ratio)),
+            resource=_resource(),
+            shutdown_on_exit=False,
+            span_limits=SpanLimits(*[_MOST] * 6, *[SpanLimits.UNSET] * 2),
+        )
+        self._queue = _Queue(collector, metrics)
+        provider.add_span_processor(self._queue)
+        self._tracer = provider.get_tracer("warmroute", version("warmroute"))
+
+    def begin(self, headers: Mapping[str, str], method: str) -> Trace | None:
+        """Begin to follow a request. None: its client says that it is not sampled.
+
+        What is not sampled here goes to engines as such. An engine that is told nothing would
+        begin a trace of its own.
+        """
+        context, now_ns = Context(), time.time_ns()
+        header = headers.get(_PARENT) if self._joins else None
+        if header is not None and len(header) <= 512:
+            context = _WRITER.extract({_PARENT: header}, context)  # its state is not for spans
+        parent = get_current_span(context).get_span_context()
+        if parent.is_valid and not parent.trace_flags.sampled:
+            return None  # its headers pass through
+        span = self._tracer.start_span(
+            method, context, SpanKind.SERVER, start_time=now_ns, record_exception=False
+        )
+        return Trace(span, method, now_ns, is_joined=parent.is_valid)
+
+    def below(self, trace: Trace, at_ns: int) -> Span:
+        """Begin a try of a request."""
+        context = set_span_in_context(trace.span, Context())
+        return self._tracer.start_span("try", context, SpanKind.CLIENT, start_time=at_ns)
+
+    def write(self, span: Span, headers: CIMultiDict[str]) -> None:
+        """Write a span's context into an engine's headers."""
+        _WRITER.inject(headers, set_span_in_context(span, Context()))
+
+    def close(self) -> None:
+        """Send what waits, if the collector takes it soon."""
+        ending = threading.Thread(target=self._queue.shutdown, name="traces end", daemon=True)
+        ending.start()
+        ending.join(LAST_S)
+
+
+def fail(span: Span, error: str) -> None:
+    """Mark a span as failed."""
+    span.set_status(StatusCode.ERROR, error)
+
+
+class _Queue(BatchSpanProcessor):
+    """The SDK's queue and thread; counts what does not fit."""
+
+    def __init__(self, collector: Collector, metrics: Metrics) -> None:
+        super().__init__(collector, MAX_WAITING, 1e3 * EVERY_S, _BATCH, 1e4)
+        self._collector = collector
+        self._dropped = metrics.spans.labels("dropped")
+        self._num_put = 0  # without those dropped
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if self._num_put - self._collector.num_taken >= MAX_WAITING:
+            self._dropped.inc()  # the SDK drops the oldest one
+        else:
+            self._num_put += 1
+        super().on_end(span)
+
+
+class Collector(SpanExporter):
     """A collector at a URL. OTEL_EXPORTER_OTLP_* says the rest: headers, certificates, timeout.
 
     Args:
+        endpoint: Its URL.
         names: The addresses of hosts.
+        metrics: Count its spans.
 
     Raises:
         ConfigError: one of these variables is wrong.
     """
 
-    def __init__(self, endpoint: str, names: Names) -> None:
+    def __init__(self, endpoint: str, names: Names, metrics: Metrics) -> None:
         session = requests.Session()
         session.trust_env = False  # no proxy, no password of ~/.netrc
         session.max_redirects = 0  # the collector is where the configuration says
@@ -56,35 +142,35 @@ class OtlpCollector:
         except Exception as exc:
             why = f"{type(exc).__name__}; see the variables OTEL_EXPORTER_OTLP_*"
             raise ConfigError(f"tracing.endpoint: {why}", param="tracing.endpoint") from exc
-        self._resource = _resource()
-        self._scope = InstrumentationScope("warmroute", version("warmroute"))
+        self.num_taken = 0  # spans, sent or not
+        self._host = urlsplit(endpoint).netloc
+        self._spans = metrics.spans
+        self._is_failing = False
 
-    def send(self, spans: Sequence[Span]) -> bool:
-        """Send spans; return whether the collector took them."""
-        result = self._exporter.export([self._readable(span) for span in spans])
-        return result is SpanExportResult.SUCCESS
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send spans, in the thread of the queue."""
+        self.num_taken += len(spans)
+        reason = "refused, or not reached in time"
+        try:
+            result = self._exporter.export(spans)
+        except Exception as exc:  # whatever a library does
+            result, reason = SpanExportResult.FAILURE, type(exc).__name__
+        is_sent = result is SpanExportResult.SUCCESS
+        if is_sent == self._is_failing:
+            self._is_failing = not is_sent
+            where = {"collector": self._host}
+            if is_sent:
+                logger.info("spans are sent again", extra=where)
+            else:  # once; the metric counts on
+                logger.warning("spans lost", extra={**where, "reason": reason})
+        self._spans.labels("sent" if is_sent else "failed").inc(
+            len(spans)
+        )  # last: its log is there
+        return result
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         """Drop what is tried again."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
-
-    def _readable(self, span: Span) -> ReadableSpan:
-        parent = None
-        if span.parent_id is not None:
-            parent = SpanContext(span.trace_id, span.parent_id, span.is_remote, _SAMPLED)
-        return ReadableSpan(
-            name=span.name,
-            context=SpanContext(span.trace_id, span.span_id, False, _SAMPLED),
-            parent=parent,
-            resource=self._resource,
-            attributes=span.attributes,
-            events=[Event(each.name, each.attributes, each.at_ns) for each in span.events],
-            kind=_KINDS[span.kind],
-            status=_FINE if span.error is None else Status(StatusCode.ERROR, span.error),
-            start_time=span.begun_ns,
-            end_time=span.ended_ns,
-            instrumentation_scope=self._scope,
-        )
 
 
 class _ByAddress(requests.adapters.HTTPAdapter):

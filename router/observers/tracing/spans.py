@@ -1,15 +1,13 @@
-"""The spans of a request that has ended, from what was noted and its decision record. Pure."""
+"""What the spans of a request that has ended say, from what was noted and its decision record."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import urlsplit
 
-from msgspec import Struct
-
 from router.observers.tracing import names
-from router.observers.tracing.trace import Attempt, Trace
+from router.observers.tracing.trace import Attempt, Span, Trace
 from router.records.computed import Computed
 from router.records.outcome import Outcome
 from router.records.record import DecisionRecord
@@ -23,42 +21,14 @@ _NO_FAILURE: Final = frozenset(
 _PORTS: Final = {"http": 80, "https": 443}
 
 
-class Event(Struct, frozen=True):
-    """Something that happened within a span."""
-
-    name: str
-    at_ns: int
-    attributes: dict[str, Any]
-
-
-class Span(Struct, frozen=True, kw_only=True):
-    """One span. Times in unix nanoseconds; attributes without None.
-
-    parent_id: None: the trace begins with it.
-    is_remote: Its parent is another process's.
-    error: Class of the error that it ended with. None: none.
-    """
-
-    name: str
-    kind: Literal["server", "client"]
-    trace_id: int
-    span_id: int
-    parent_id: int | None
-    is_remote: bool
-    begun_ns: int
-    ended_ns: int
-    attributes: dict[str, Any]
-    events: tuple[Event, ...] = ()
-    error: str | None = None
-
-
-def spans_of(trace: Trace) -> list[Span]:
-    """Return the spans of a request: its own, then one for each try."""
-    return [_server(trace), *_clients(trace)]
-
-
-def _server(trace: Trace) -> Span:
-    record, name = trace.record, _method(trace)
+def finish(trace: Trace) -> None:
+    """Describe and end the spans of a request that has ended: one for each try, then its own."""
+    if not trace.span.is_recording():
+        return
+    record, span, name = trace.record, trace.span, _method(trace)
+    assert trace.ended_s is not None
+    for number, attempt in enumerate(trace.attempts, start=1):
+        _describe_try(trace, attempt, number)
     attributes: dict[str, Any] = {
         names.HTTP_METHOD: name if name != _HTTP else "_OTHER",
         names.HTTP_ROUTE: trace.route,
@@ -72,19 +42,19 @@ def _server(trace: Trace) -> Span:
     if error is None and trace.status is not None and trace.status >= 500:
         error = str(trace.status)
     attributes[names.ERROR_TYPE] = error or trace.error
-    return Span(
-        name=f"{name} {trace.route}" if trace.route is not None else name,
-        kind="server",
-        trace_id=trace.trace_id,
-        span_id=trace.span_id,
-        parent_id=trace.parent_id,
-        is_remote=trace.parent_id is not None,
-        begun_ns=trace.begun_ns,
-        ended_ns=trace.at_ns(trace.ended_s),
-        attributes=_known(attributes),
-        events=tuple(sorted(_events(trace), key=lambda event: event.at_ns)),
-        error=error,
-    )
+    for event, at_s, more in sorted(_events(trace, trace.ended_s), key=lambda each: each[1]):
+        span.add_event(event, _known(more), trace.at_ns(at_s))
+    span.update_name(f"{name} {trace.route}" if trace.route is not None else name)
+    _end(span, attributes, error, trace.at_ns(trace.ended_s))
+
+
+def _end(span: Span, attributes: dict[str, Any], error: str | None, at_ns: int) -> None:
+    span.set_attributes(_known(attributes))
+    if error is not None:
+        from router.observers.tracing.otlp import fail  # late: it needs OpenTelemetry
+
+        fail(span, error)
+    span.end(at_ns)
 
 
 def _of_record(record: DecisionRecord) -> dict[str, Any]:
@@ -125,70 +95,52 @@ def _of_causes(computed: Computed) -> dict[str, Any]:
     }
 
 
-def _events(trace: Trace) -> Iterator[Event]:
+def _events(trace: Trace, ended_s: float) -> Iterator[tuple[str, float, dict[str, Any]]]:
     """Yield what happened: it waited, it was decided where each try goes, its first token came."""
     record, last = trace.record, trace.attempts[-1] if trace.attempts else None
     if record is None:
         return
     router_s, waited_s = record.router_ms / 1000, record.waited_ms / 1000
     if record.waited_for is not None:
-        decided_s = trace.attempts[0].decided_s if trace.attempts else trace.ended_s
+        decided_s = trace.attempts[0].decided_s if trace.attempts else ended_s
         queued_s = max(trace.begun_s, decided_s - waited_s)
-        yield _event(trace, names.QUEUED, queued_s, {names.WAITED_FOR: record.waited_for})
+        yield names.QUEUED, queued_s, {names.WAITED_FOR: record.waited_for}
     for attempt in trace.attempts:
-        more = {}
+        more = {names.REPLICA: attempt.candidate}
         if attempt is last:
-            more = {names.POLICY: record.policy, names.REASON: record.decision.reason}
-        replica = {names.REPLICA: attempt.candidate}
-        yield _event(trace, names.DECIDED, attempt.decided_s, replica | more)
+            more |= {names.POLICY: record.policy, names.REASON: record.decision.reason}
+        yield names.DECIDED, attempt.decided_s, more
     if record.ttft_ms is not None:
-        first_s = trace.begun_s + router_s + waited_s + record.ttft_ms / 1000
-        yield _event(trace, names.FIRST_TOKEN, first_s, {})
+        yield names.FIRST_TOKEN, trace.begun_s + router_s + waited_s + record.ttft_ms / 1000, {}
 
 
-def _event(trace: Trace, name: str, at_s: float, attributes: dict[str, Any]) -> Event:
-    return Event(name, trace.at_ns(at_s), _known(attributes))
-
-
-def _clients(trace: Trace) -> Iterator[Span]:
-    """Yield a span for each try. Usage belongs to the one that answered."""
+def _describe_try(trace: Trace, attempt: Attempt, number: int) -> None:
+    """Describe and end a try's span. Usage belongs to the one that answered."""
     record = trace.record
     failures = {} if record is None else {each.candidate: each.failure for each in record.tries}
-    for number, attempt in enumerate(trace.attempts, start=1):
-        is_answer = record is not None and attempt is _answered(trace, record)
-        outcome = attempt.outcome or Outcome.CLIENT_GONE.value
-        error = failures.get(attempt.candidate) if attempt.role != "prefill" else None
-        if error is None and outcome not in _NO_FAILURE:
-            error = outcome
-        url = urlsplit(attempt.url)
-        attributes: dict[str, Any] = {
-            names.PROVIDER: names.VLLM,
-            names.SERVER_ADDRESS: url.hostname,
-            names.SERVER_PORT: url.port or _PORTS.get(url.scheme),
-            names.REPLICA: attempt.candidate,
-            names.ROLE: attempt.role,
-            names.TRY: number,
-            names.OUTCOME: outcome,
-            names.ERROR_TYPE: error,
-        }
-        if record is not None:
-            attributes[names.OPERATION] = names.OPERATIONS.get(record.api)
-            attributes[names.MODEL] = record.model or None
-            attributes[names.STREAM] = True if trace.streams else None
-        if record is not None and is_answer:
+    outcome = attempt.outcome or Outcome.CLIENT_GONE.value
+    error = failures.get(attempt.candidate) if attempt.role != "prefill" else None
+    if error is None and outcome not in _NO_FAILURE:
+        error = outcome
+    url = urlsplit(attempt.url)
+    attributes: dict[str, Any] = {
+        names.PROVIDER: names.VLLM,
+        names.SERVER_ADDRESS: url.hostname,
+        names.SERVER_PORT: url.port or _PORTS.get(url.scheme),
+        names.REPLICA: attempt.candidate,
+        names.ROLE: attempt.role,
+        names.TRY: number,
+        names.OUTCOME: outcome,
+        names.ERROR_TYPE: error,
+    }
+    if record is not None:
+        attributes[names.OPERATION] = names.OPERATIONS.get(record.api)
+        attributes[names.MODEL] = record.model or None
+        attributes[names.STREAM] = True if trace.streams else None
+        if attempt is _answered(trace, record):
             attributes |= _of_answer(trace, record, attempt)
-        yield Span(
-            name=_name(trace, record),
-            kind="client",
-            trace_id=trace.trace_id,
-            span_id=attempt.span_id,
-            parent_id=trace.span_id,
-            is_remote=False,
-            begun_ns=trace.at_ns(attempt.begun_s),
-            ended_ns=trace.at_ns(attempt.ended_s or trace.ended_s),
-            attributes=_known(attributes),
-            error=error,
-        )
+    attempt.span.update_name(_name(trace, record))
+    _end(attempt.span, attributes, error, trace.at_ns(attempt.ended_s or trace.ended_s or 0.0))
 
 
 def _answered(trace: Trace, record: DecisionRecord) -> Attempt | None:

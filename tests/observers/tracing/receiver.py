@@ -66,6 +66,7 @@ class Receiver:
         self.raw: list[bytes] = []
         self.headers: list[dict[str, str]] = []
         self.num_asked = 0
+        self.asked = threading.Event()  # once
         self.status = 200  # that it answers with
         self.location = ""  # of a redirect
         self.hangs = threading.Event()
@@ -101,6 +102,7 @@ def receiving(identity: tuple[Path, Path] | None = None) -> Iterator[Receiver]:
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
             receiver.num_asked += 1
+            receiver.asked.set()
             receiver.hangs.wait()
             if self.path == "/v1/traces" and receiver.status == 200:
                 receiver.headers.append(dict(self.headers.items()))

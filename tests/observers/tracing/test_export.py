@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
 from router import config
 from router.base.errors import ConfigError
+from router.config import TracingConfig
 from router.metrics import Metrics
-from router.observers.tracing import export
-from router.observers.tracing.export import MAX_WAITING, Exporter, collector_at
-from router.observers.tracing.spans import Span
-from router.observers.tracing.trace import Trace
+from router.observers.tracing import otlp
+from router.observers.tracing.build import collector_at
+from router.observers.tracing.otlp import Spans
 from tests.faults.stage import Engines, chat, on_stage, words
 from tests.observers.tracing.receiver import Receiver, receiving
 
@@ -23,8 +22,7 @@ from tests.observers.tracing.receiver import Receiver, receiving
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the thread look often."""
-    monkeypatch.setattr(export, "EVERY_S", 0.02)
-    monkeypatch.setattr(export, "SETTLED_S", 0.0)
+    monkeypatch.setattr(otlp, "EVERY_S", 0.02)
 
 
 @pytest.fixture
@@ -33,52 +31,42 @@ def collector() -> Iterator[Receiver]:
         yield receiver
 
 
-def ended() -> Trace:
-    return Trace(1, None, is_sampled=True, method="POST")
+def test_what_does_not_fit_the_queue_is_dropped_and_counted(
+    collector: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(otlp, "MAX_WAITING", 4)
+    monkeypatch.setattr(otlp, "_BATCH", 4)
+    collector.hangs.clear()
+    metrics = Metrics()
+    spans = Spans(collector_at(collector.url, None, metrics), TracingConfig(), metrics)
+    for number in range(11):  # four are sent, four wait
+        begun = spans.begin({}, "POST")
+        assert begun is not None
+        begun.span.end()
+        if number == 3:
+            assert collector.asked.wait(30)
+    collector.hangs.set()
+    spans.close()
 
-
-class Stuck:
-    """A collector that takes nothing until it may."""
-
-    def __init__(self) -> None:
-        self.may = threading.Event()
-        self.num_taken = 0
-
-    def send(self, spans: Sequence[Span]) -> bool:
-        self.may.wait(60)
-        self.num_taken += len(spans)
-        return True
-
-    def close(self) -> None:
-        """It has nothing to end."""
-
-
-def test_what_does_not_fit_the_queue_is_dropped_and_counted() -> None:
-    stuck, metrics = Stuck(), Metrics()
-    exporter = Exporter(stuck, "http://127.0.0.1:1", metrics)
-    for _ in range(MAX_WAITING + 3):
-        exporter.put(ended())
-    exporter.start()
-    stuck.may.set()
-    exporter.close()
-
-    assert stuck.num_taken == MAX_WAITING
+    assert len(collector.spans) == 8
     text = metrics.render().decode()
     assert 'warmroute_spans_total{result="dropped"} 3.0' in text
-    assert f'warmroute_spans_total{{result="sent"}} {MAX_WAITING}.0' in text
+    assert 'warmroute_spans_total{result="sent"} 8.0' in text
 
 
-def test_a_collector_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "LAST_S", 0.05)
-    stuck = Stuck()
-    exporter = Exporter(stuck, "http://127.0.0.1:1", Metrics())
-    exporter.put(ended())
-    exporter.start()
+def test_a_collector_that_hangs_does_not_hold_up_the_end(
+    collector: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(otlp, "LAST_S", 0.05)
+    collector.hangs.clear()
+    spans = Spans(collector_at(collector.url), TracingConfig(), Metrics())
+    begun = spans.begin({}, "POST")
+    assert begun is not None
+    begun.span.end()
     begun_s = time.monotonic()
-    exporter.close()
+    spans.close()
 
-    assert time.monotonic() - begun_s < 10
-    stuck.may.set()
+    assert time.monotonic() - begun_s < 5
 
 
 async def test_a_collector_that_is_gone_is_logged_once(collector: Receiver) -> None:
