@@ -66,7 +66,7 @@ def running(cell: Cell, log_dir: Path, *, is_unlimited: bool) -> Iterator[Replic
         yield Replicas(cold=lambda: _emulated(cell, num_blocks, log_dir))
         return
     names = [f"r{number + 1}" for number in range(cell.num_replicas)]
-    max_model_len = min(_MAX_MODEL_LEN, num_blocks * cell.block_size)
+    max_model_len = min(_MAX_MODEL_LEN, (num_blocks - 1) * cell.block_size)
     options = (*TOOL_OPTIONS, "--enable-scale-out", *_model(cell.prefill))  # others render there
     if not cell.has_pool or is_unlimited:
         tier = 0.0 if is_unlimited else cell.tier
