@@ -156,37 +156,6 @@ class RedisServer:
             self._process, self._is_paused = None, False
 
 
-def start_cluster(path: str, folder: Path, num_nodes: int) -> list[RedisServer]:
-    """Start a Cluster of masters that share the slots."""
-    nodes = [
-        RedisServer(path, folder / str(i), **{"cluster-enabled": "yes"}).start()
-        for i in range(num_nodes)
-    ]
-    share = 16384 // num_nodes + 1
-    for i, node in enumerate(nodes):
-        node.client.execute_command(
-            "CLUSTER", "ADDSLOTS", *range(i * share, min(16384, (i + 1) * share))
-        )
-        node.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", i + 1)
-    for node in nodes[1:]:
-        node.client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
-    for node in nodes:
-        wait_until(lambda node=node: _is_whole(node, num_nodes), "a whole Cluster")  # type: ignore[misc]
-    return nodes
-
-
-def _is_whole(node: RedisServer, num_nodes: int) -> bool:
-    info = node.client.execute_command("CLUSTER", "INFO")
-    text = (
-        info if isinstance(info, dict) else dict(line.split(":") for line in info.decode().split())
-    )
-    return (
-        text["cluster_state"] == "ok"
-        and text["cluster_slots_assigned"] == "16384"
-        and text["cluster_known_nodes"] == str(num_nodes)
-    )
-
-
 def start_sentinel(path: str, folder: Path, master: RedisServer, service: str) -> RedisServer:
     """Start a Sentinel that watches a master on its own."""
     folder.mkdir(parents=True)
@@ -246,20 +215,14 @@ def start_redis(tmp_path: Path) -> Iterator[Start]:
         server.stop()
 
 
-@pytest.fixture(scope="session", params=["6.2", "7", "cluster 6.2", "cluster 7"])
+@pytest.fixture(scope="session", params=["6.2", "7"])
 def shared_redis(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RedisServer]:
-    """Give a server that tests share, of each kind: use a `namespace` of your own."""
-    kind, _, version = request.param.rpartition(" ")
-    folder = tmp_path_factory.mktemp("redis")
-    if kind == "cluster":
-        servers = start_cluster(binary(version), folder, 1)
-    else:
-        servers = [RedisServer(binary(version), folder).start()]
-    yield servers[0]
-    for server in servers:
-        server.stop()
+    """Give a server that tests share, of each version: use a `namespace` of your own."""
+    server = RedisServer(binary(request.param), tmp_path_factory.mktemp("redis")).start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture

@@ -15,15 +15,13 @@ from collections.abc import Iterator
 from itertools import count
 
 FIRST, NUM_SLICES, SLICE = 10_000, 16, 700
-BUS = 10_000  # Source: redis.conf, cluster-port: "the command port plus 10000"
 
 
 def free_port() -> int:
-    """Return a port on which no process listens, and whose Redis Cluster bus is free, too."""
+    """Return a port on which no process listens."""
     for port in _ports:
-        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as bus:
+        with contextlib.suppress(OSError), socket.socket() as one:
             one.bind(("0.0.0.0", port))
-            bus.bind(("0.0.0.0", port + BUS))
             return port
     raise AssertionError("unreachable: ports are counted without end")
 

@@ -58,8 +58,7 @@ async def look(config: RedisConfig, *, password: str | None, deadline: Deadline)
         address=config.url or f"{config.sentinel_service} at {', '.join(config.sentinels)}",
         namespace=config.namespace,
     )
-    key = f"{{wr:{config.namespace}}}:meta"
-    connection = RedisConnection(config, key=key, password=password)
+    connection = RedisConnection(config, password=password)
     try:
         async with asyncio.timeout(deadline.left_s):
             return await _read(seen, connection)

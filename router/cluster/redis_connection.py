@@ -1,11 +1,10 @@
 """The way to Redis: which server has the data, a few connections there, deadlines.
 
-Part of this module: TLS, passwords, Sentinel, Cluster, pipelines of raw commands. Elsewhere: keys
+Part of this module: TLS, passwords, Sentinel, pipelines of raw commands. Elsewhere: keys
 (redis_store), the meaning of errors (redis_errors), a server's description (redis_server).
 
-All keys of a namespace share one hash tag, so in a Cluster they are on one node. That node is then
-used like any other server. Every operation ends by its deadline. A connection that was left in the
-middle of a reply is cut, never used again.
+Every operation ends by its deadline. A connection that was left in the middle of a reply is cut,
+never used again.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ from redis.asyncio.connection import (
     SSLConnection,
     UnixDomainSocketConnection,
 )
-from redis.crc import key_slot
 
 from router.base.errors import StoreError, StoreRefused, StoreUnavailable
 from router.base.host_names import Names
-from router.cluster.redis_errors import store_error
+from router.cluster.redis_errors import CLUSTER, store_error
 from router.cluster.redis_server import (
     Address,
     Mode,
@@ -38,7 +36,6 @@ from router.cluster.redis_server import (
     address_of,
     as_map,
     check_server,
-    cluster_node,
     parse_url,
 )
 from router.config import RedisConfig
@@ -57,7 +54,6 @@ class RedisConnection:
 
     Args:
         config: Where it is.
-        key: Any key of the namespace; in a Cluster its hash slot says where all of them are.
         password: None: none.
         names: The addresses of hosts; None: no other client shares them.
     """
@@ -66,13 +62,11 @@ class RedisConnection:
         self,
         config: RedisConfig,
         *,
-        key: str,
         password: str | None,
         names: Names | None = None,
     ) -> None:
         self._config = config
         self._names = names or Names()
-        self._slot = key_slot(key.encode())
         scheme, home, db = parse_url(config.url)
         self._kind = _KINDS[scheme]
         self._db = db
@@ -140,7 +134,7 @@ class RedisConnection:
     async def refusal(self, error: Exception) -> StoreError:
         """Name an error that was a reply; one that says that the data is elsewhere disconnects."""
         named = store_error(error, self._where())
-        if self._moves and isinstance(error, errors.ReadOnlyError):
+        if self._config.sentinels and isinstance(error, errors.ReadOnlyError):
             named = StoreUnavailable(f"Redis at {self._where()} has become a replica")
         if isinstance(named, StoreUnavailable):
             await self.close()
@@ -194,18 +188,11 @@ class RedisConnection:
     def _where(self) -> str:
         return self.server.address if self.server else ", ".join(map(str, self._seeds))
 
-    @property
-    def _moves(self) -> bool:
-        """Whether another server may take the data over."""
-        return bool(self._config.sentinels) or (
-            self.server is not None and self.server.mode == "cluster"
-        )
-
     async def _look_elsewhere(self, waited_s: float) -> None:
         """Choose another address for the next try, if there is one and the wait was a real one."""
         if self._pool is None:
             self._seeds.append(self._seeds.pop(0))
-        elif self._moves and waited_s >= self._config.timeout_s:
+        elif self._config.sentinels and waited_s >= self._config.timeout_s:
             await self.close()
 
     async def _located(self) -> BlockingConnectionPool:
@@ -224,7 +211,8 @@ class RedisConnection:
                 async with asyncio.timeout(share_s):
                     if self._config.sentinels:
                         return await self._ask_sentinel(seed), "sentinel"
-                    return await self._ask_node(seed)
+                    await self._ask_node(seed)
+                    return seed, "standalone"
             except (TimeoutError, OSError, errors.RedisError) as exc:
                 failure = store_error(exc, str(seed))
                 if isinstance(exc, TimeoutError) and self._kind is _TlsConnection:
@@ -245,26 +233,15 @@ class RedisConnection:
             )
         return Address(found[0].decode(), int(found[1]))
 
-    async def _ask_node(self, seed: Address) -> tuple[Address, Mode]:
+    async def _ask_node(self, seed: Address) -> None:
         reply = as_map(await self._ask_once(seed, ("HELLO", 2)))
         if reply.get("mode") == "sentinel":
             raise StoreRefused(
                 f"{seed} is a Sentinel: name it in redis.sentinels, and its master in "
                 "redis.sentinel_service"
             )
-        if reply.get("mode") != "cluster":
-            return seed, "standalone"
-        nodes: dict[Address, None] = {}
-        owner = None
-        for first, last, master, *replicas in await self._ask_once(seed, ("CLUSTER", "SLOTS")):
-            there = [cluster_node(node, seed) for node in (master, *replicas)]
-            nodes.update(dict.fromkeys(there))
-            if first <= self._slot <= last:
-                owner = there[0]
-        if owner is None:
-            raise StoreUnavailable(f"the Cluster at {seed} serves no slot {self._slot}")
-        self._seeds = [seed, *(node for node in nodes if node != seed)]
-        return owner, "cluster"
+        if reply.get("mode") == "cluster":
+            raise StoreRefused(f"Redis at {seed}: {CLUSTER}")
 
     async def _ask_once(self, address: Address, command: Command) -> Any:
         """Ask over a connection of its own."""

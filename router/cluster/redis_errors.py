@@ -9,20 +9,26 @@ from redis import exceptions as errors
 
 from router.base.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
 
-# Redis says so while it starts, fails over or moves the data: it passes.
-_PASSING: Final = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK", "BUSY")
+# Redis says so while it starts or fails over: it passes.
+_PASSING: Final = ("LOADING", "MASTERDOWN", "BUSY")
+
+CLUSTER: Final = (
+    "it is a node of a Redis Cluster, which routers cannot use: use a Redis of its own, for "
+    "fail-over with redis.sentinels"
+)
 
 HINTS: Final = {
     "NOAUTH": "it requires a password: set WARMROUTE_REDIS_PASSWORD or redis.password_file",
     "WRONGPASS": "wrong password, or user: see WARMROUTE_REDIS_PASSWORD, redis.password_file and "
     "redis.username",
     "NOPERM": "the ACL user lacks a right: it needs ~{wr:* &{wr:*, and +@read +@write +@scripting "
-    "+@connection +@pubsub +info +time +cluster|slots",
+    "+@connection +@pubsub +info +time",
     "READONLY": "this is a replica: name its master in redis.url, or use redis.sentinels",
     "OOM": "it is full: raise maxmemory (its policy should be noeviction)",
     "MISCONF": "it cannot save to disk and therefore refuses writes: see its log",
     "WRONGTYPE": "a key of the namespace has other contents: choose another redis.namespace or "
     "database, or delete that key",
+    **dict.fromkeys(("MOVED", "ASK", "CLUSTERDOWN"), CLUSTER),
 }
 
 
@@ -52,7 +58,7 @@ def store_error(exc: Exception, where: str) -> StoreError:
             return kind(f"Redis at {where}: {hint} ({text})")
     if isinstance(exc, errors.InvalidResponse) or "Protocol error" in text:
         return StoreRefused(f"what answers at {where} is not Redis")
-    if code in _PASSING or isinstance(exc, errors.ConnectionError | errors.ClusterError | OSError):
+    if code in _PASSING or isinstance(exc, errors.ConnectionError | OSError):
         return _broken_link(exc, text, where)
     if isinstance(exc, errors.ResponseError):
         return _bad_reply(text, where)
@@ -75,7 +81,7 @@ def _broken_link(exc: BaseException, text: str, where: str) -> StoreError:
 
 def _bad_reply(text: str, where: str) -> StoreError:
     lower = text.lower()
-    if "db index" in lower or "select is not allowed" in lower:
+    if "db index" in lower:
         return StoreRefused(f"Redis at {where} has no such database: see redis.url ({text})")
     if "unknown command" in lower:
         return StoreRefused(f"what answers at {where} is no Redis of version 6.2 or later ({text})")

@@ -1,8 +1,8 @@
 """The scripts that run in Redis, and how they are called.
 
 The scripts are in `lua/`, each with its arguments at the top. All of them get one key, `…:meta`,
-and derive the others: the hash tag keeps every key of a namespace in one slot. They run on Redis
-6.2 and 7 and on Valkey. Scripts may read the clock, because Redis replicates their effects.
+and derive the others. They run on Redis 6.2 and 7 and on Valkey. Scripts may read the clock,
+because Redis replicates their effects.
 """
 
 from __future__ import annotations

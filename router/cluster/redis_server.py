@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -11,7 +10,7 @@ from msgspec import Struct
 from router.base.errors import StoreRefused, StoreUnavailable
 from router.cluster.redis_errors import HINTS
 
-Mode = Literal["standalone", "sentinel", "cluster"]
+Mode = Literal["standalone", "sentinel"]
 
 OLDEST_VERSION: Final = (6, 2)
 
@@ -53,12 +52,6 @@ def address_of(text: str) -> Address:
     """Read HOST:PORT, as `redis.sentinels` has it."""
     host, _, port = text.rpartition(":")
     return Address(host.strip("[]"), int(port))
-
-
-def cluster_node(reply: Sequence[Any], seed: Address) -> Address:
-    """Read a node of CLUSTER SLOTS; one that does not know its own name is the one asked."""
-    host = (reply[0] or b"").decode()
-    return Address(seed.host if host in ("", "?") else host, int(reply[1]))
 
 
 def as_map(flat: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What several routers share, in Redis: blocks and who holds them, leases, load, sessions.
 
-All keys begin with `{wr:NAMESPACE}:` and so lie in one slot of a Cluster.
+All keys begin with `{wr:NAMESPACE}:`.
 
     meta          hash     schema, incarnation
     feeds         hash     heads of streams: wSTREAM who wrote last, pSTREAM position,
@@ -111,7 +111,7 @@ class RedisStore:
         self._base = f"{{wr:{config.namespace}}}:"
         self._lease_ms = round(config.lease_s * 1000)
         meta = self._key("meta")
-        self._connection = RedisConnection(config, key=meta, password=password, names=names)
+        self._connection = RedisConnection(config, password=password, names=names)
         self._scripts = Scripts(self._connection, meta)
         self._channel = notes_channel(config.namespace, self._connection.db)
         self._incarnation = ""

@@ -24,7 +24,7 @@ class RedisConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         str | None,
         Meta(
             description="Redis or Valkey that routers share: redis://HOST:PORT/DB, rediss:// (TLS) "
-            "or unix://PATH?db=DB; for a Cluster, any of its nodes",
+            "or unix://PATH?db=DB; no Redis Cluster",
             extra={"flag": "redis"},
         ),
     ] = None

@@ -24,7 +24,6 @@ from tests.redis_servers import (
     Start,
     binary,
     make_certificate,
-    start_cluster,
     start_sentinel,
     wait_until,
 )
@@ -202,6 +201,21 @@ async def test_an_old_redis_is_refused() -> None:
         assert "is version 6.0.16; 6.2 is the oldest" in await refused(f"redis://127.0.0.1:{port}")
 
 
+async def test_a_node_of_a_cluster_is_refused(start_redis: Start) -> None:
+    """With what to use, also if the URL names a database, which a Cluster lacks."""
+    node = start_redis(cluster_enabled="yes")
+    for url in (node.url, node.url.replace("/0", "/1")):
+        assert "use a Redis of its own" in await refused(url)
+
+
+@pytest.mark.parametrize(
+    "reply", ["MOVED 3999 127.0.0.1:6381", "ASK 3999 127.0.0.1:6381", "CLUSTERDOWN x"]
+)
+async def test_an_answer_of_a_cluster_is_a_refusal(reply: str) -> None:
+    async with listening(f"-{reply}\r\n".encode(), to=b"HELLO") as port:
+        assert "use a Redis of its own" in await refused(f"redis://127.0.0.1:{port}")
+
+
 async def test_a_replica_is_refused(start_redis: Start) -> None:
     """Its master must be named; the same when it becomes one later."""
     master, replica = start_redis(), start_redis()
@@ -290,55 +304,7 @@ async def _beat_on(store: RedisStore) -> None:
         await store.beat(b"")
 
 
-# -- Cluster, Sentinel ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("version", ["6.2", "7"])
-async def test_a_cluster_is_recognised_at_any_node(tmp_path: Path, version: str) -> None:
-    """And the one node that has the namespace is found, wherever it is and moves."""
-    nodes = start_cluster(binary(version), tmp_path, 3)
-    try:
-        addresses = set()
-        for namespace in ("a", "b", "c", "d"):
-            for node in nodes:
-                async with opened(node.url, namespace=namespace) as store:
-                    facts = await store.open()
-                    assert facts.mode == "cluster"
-                    addresses.add(facts.address)
-                    assert (await store.beat(b"")).routers == {"router-1"}
-        assert len(addresses) > 1
-        assert "no such database" in await refused(nodes[0].url.replace("/0", "/1"))
-    finally:
-        for node in nodes:
-            node.stop()
-
-
-async def test_a_slot_that_moved_is_followed(tmp_path: Path) -> None:
-    """One operation fails, the next one finds it."""
-    nodes = start_cluster(binary("6.2"), tmp_path, 3)
-    try:
-        async with opened(nodes[0].url) as store:
-            before = (await store.open()).address
-            old = next(node for node in nodes if before.endswith(str(node.port)))
-            new = next(node for node in nodes if node is not old)
-            _move(old, new, nodes)
-            with pytest.raises(StoreUnavailable):
-                await store.beat(b"")
-
-            assert (await store.beat(b"")).routers == {"router-1"}
-            assert (await store.open()).address.endswith(str(new.port))
-    finally:
-        for node in nodes:
-            node.stop()
-
-
-def _move(old: RedisServer, new: RedisServer, nodes: list[RedisServer]) -> None:
-    """Move the slot of the default namespace, its keys deleted."""
-    slot = old.client.execute_command("CLUSTER", "KEYSLOT", "{wr:default}:meta")
-    old.client.flushall()
-    target = new.client.execute_command("CLUSTER", "MYID")
-    for node in (new, old, *nodes):
-        node.client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target)
+# -- Sentinel -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", ["6.2", "7"])
@@ -401,7 +367,7 @@ async def test_a_sentinel_is_distinguished_from_a_master(
 async def test_a_close_that_is_cancelled_cuts_all_the_same(start_redis: Start) -> None:
     """No other code knows those connections: they would stay open for as long as the process."""
     redis = start_redis()
-    connection = RedisConnection(config(redis.url), key="k", password=None)
+    connection = RedisConnection(config(redis.url), password=None)
     async with asyncio.TaskGroup() as tg:
         for _ in range(3):
             tg.create_task(connection.ask("PING"))
@@ -465,7 +431,7 @@ async def between(server: RedisServer) -> AsyncIterator[tuple[int, list[asyncio.
 async def test_a_reply_that_no_command_asked_for_ends_its_connection(start_redis: Start) -> None:
     """Else each command would get the reply of the one before it."""
     async with between(start_redis()) as (port, clients):
-        connection = RedisConnection(config(f"redis://127.0.0.1:{port}/0"), key="k", password=None)
+        connection = RedisConnection(config(f"redis://127.0.0.1:{port}/0"), password=None)
         for name in (b"a", b"b", b"c"):
             assert await connection.ask("ECHO", name) == name
             num_connections = len(clients)
