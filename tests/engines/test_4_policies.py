@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from loadtest.agents import make_sessions
+from loadtest.agents import Profile, make_sessions
 from loadtest.dev.league.spoken import Spoken
-from loadtest.generated import Agents
+from loadtest.engines.vllm import BLOCK_SIZE
+from loadtest.generated.agents import agent_sessions
 from loadtest.results import Summary, summarize
 from loadtest.runner import ReplayOptions, replay
 from loadtest.workload import Workload
@@ -17,11 +18,14 @@ from tests.engines.harness import Engine, Router
 from tests.engines.turns import PROFILE
 
 SESSIONS = replace(PROFILE, num_sessions=12, seed=5, sub_agent_share=0.25)
-OVERRUN = Agents(
-    num_sessions=25, num_turns=10, rate=10.0, pauses="short", scale_tokens=0.2,
-    num_output_tokens=120, sub_agent_share=0.0, block_size=32, seed=8,
+OVERRUN = Profile(
+    num_sessions=25, num_turns=10, turns_sigma=0.3, seed=8, num_shared_tokens=1_000,
+    num_task_tokens=400, num_large_result_tokens=900, num_result_tokens=350, result_sigma=0.8,
+    max_result_tokens=2_000, num_output_tokens=24, output_sigma=0.5, max_output_tokens=64,
+    tool_wait_s=0.5, tool_wait_sigma=0.5, sub_agent_share=0.0,
 )  # fmt: skip
-"""At their ends the contexts take 2.5 times the caches of two replicas of the suite."""
+"""At their ends the contexts take 2.7 times the caches of two replicas of the suite."""
+RAMP_S = 4.0
 
 
 async def run(router: Router, replicas: tuple[Engine, Engine]) -> Summary:
@@ -57,10 +61,12 @@ async def test_the_queue_keeps_overrun_caches_warm(
 ) -> None:
     """Contexts beyond the caches: waiting saves much of what a hash by session computes.
 
-    The agents of `loadtest.dev.league`, 25 of them at once. These engines have idle time, which
+    25 agents at once, in the words of `loadtest.dev.league`. These engines have idle time, which
     would go into prompts without room (`strict_router`).
     """
-    workload = OVERRUN.workload()
+    num = OVERRUN.num_sessions
+    starts = iter([RAMP_S * number / num for number in range(num)])
+    workload = agent_sessions(OVERRUN, BLOCK_SIZE, starts).workload("overrun")
     queue = {"mode": "on"}
     module = "tests.engines.strict_router"
     addresses = [{"url": replica.url} for replica in replicas]
