@@ -78,7 +78,7 @@ class Master(Process):
 
     def metric(self, name: str) -> float:
         """Read one of its metrics."""
-        return read_metric(httpx.get(f"{self.url}/metrics", timeout=30).text, name)
+        return read_metric(httpx.get(f"{self.url}/metrics", timeout=30, trust_env=False).text, name)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ class Master(Process):
 
     def keys(self) -> list[str]:
         """List the objects in the pool."""
-        return httpx.get(f"{self.url}/get_all_keys", timeout=30).text.split()
+        return httpx.get(f"{self.url}/get_all_keys", timeout=30, trust_env=False).text.split()
 
     def memory(self, log_dir: Path, *, segment_bytes: int = SEGMENT_BYTES) -> Process:
         """Make a process that gives memory to the pool: what is there outlives every replica."""

@@ -155,13 +155,14 @@ class Engine(Process):
             f"{self.url}/reset_prefix_cache",
             params={"reset_external": "true"} if external else None,
             timeout=30,
+            trust_env=False,
         )
         response.raise_for_status()
         self.complete([1, 2, 3])
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send a chat request to this replica itself, past the router."""
-        response = httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=60)
+        response = _post(f"{self.url}/v1/chat/completions", body)
         response.raise_for_status()
         answer: dict[str, Any] = response.json()
         return answer
@@ -169,7 +170,7 @@ class Engine(Process):
     def complete(self, prompt: Sequence[int], **fields: Any) -> dict[str, Any]:
         """Complete token ids, one token unless asked otherwise; return the answer."""
         body = {"model": "tiny", "prompt": list(prompt), "max_tokens": 1, "temperature": 0}
-        response = httpx.post(f"{self.url}/v1/completions", json={**body, **fields}, timeout=60)
+        response = _post(f"{self.url}/v1/completions", {**body, **fields})
         response.raise_for_status()
         answer: dict[str, Any] = response.json()
         return answer
@@ -178,14 +179,19 @@ class Engine(Process):
         """Ask for the token ids of a chat or completion request."""
         wanted = (*_TOKENIZE_FIELDS, "prompt") if "prompt" in body else _TOKENIZE_FIELDS
         fields = {key: body[key] for key in wanted if key in body}
-        response = httpx.post(f"{self.url}/tokenize", json=fields, timeout=60)
+        response = _post(f"{self.url}/tokenize", fields)
         response.raise_for_status()
         tokens: list[int] = response.json()["tokens"]
         return tokens
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum a counter or gauge of the engine's /metrics over all labels but those given."""
-        return read_metric(httpx.get(f"{self.url}/metrics", timeout=30).text, name, **labels)
+        page = httpx.get(f"{self.url}/metrics", timeout=30, trust_env=False).text
+        return read_metric(page, name, **labels)
+
+
+def _post(url: str, body: Mapping[str, Any]) -> httpx.Response:
+    return httpx.post(url, json=body, timeout=60, trust_env=False)
 
 
 def replay(endpoint: str, first: int, timeout_s: float = 10.0) -> list[list[bytes]]:

@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from router.config import ADMIN_TOKEN, ADMIN_TOKEN_FILE, ADMIN_URL
 from router.config.hosts import HostRules
+from router.config.tls import system_tls
 from router.http.admin_token import default_file
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Admin(NamedTuple):
                 content=content,
                 headers=self._headers(),
                 timeout=timeout_s,
+                trust_env=False,  # a proxy would get the admin token
+                verify=system_tls(),
             )
             if not answer.is_success:
                 raise self._refused(answer)
@@ -77,7 +80,14 @@ class Admin(NamedTuple):
         timeout = httpx.Timeout(30.0, read=SILENT_S)
         with self._asking():
             address, headers = self._address(path), self._headers()
-            with httpx.stream("GET", address, headers=headers, timeout=timeout) as answer:
+            with httpx.stream(
+                "GET",
+                address,
+                headers=headers,
+                timeout=timeout,
+                trust_env=False,
+                verify=system_tls(),
+            ) as answer:
                 if not answer.is_success:
                     answer.read()
                     raise self._refused(answer)
