@@ -86,10 +86,6 @@ class Conversation:
     tool_choice: str | None = None
     is_plain: bool = True
 
-    @property
-    def has_images(self) -> bool:
-        return any(turn.num_images for turn in self.turns)
-
     def chat(self) -> Body:
         """Build a body for `/v1/chat/completions`."""
         messages: list[Body] = []

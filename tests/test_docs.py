@@ -134,22 +134,6 @@ def test_commands_run(name: str, ports: dict[int, int], tmp_path: Path) -> None:
     assert "Traceback" not in "".join(said)
 
 
-def test_a_failing_block_fails_the_test(tmp_path: Path) -> None:
-    """A block that fails fails the test, with its output."""
-    block = Block(language="sh", code="echo before; false; echo after", marker="run")
-
-    with Shell(tmp_path, free_ports()) as shell, pytest.raises(AssertionError, match="before"):
-        shell.run(block)
-
-
-def test_a_block_that_does_not_show_what_it_says_fails(tmp_path: Path) -> None:
-    """A block whose output lacks what the document promises fails the test."""
-    block = Block(language="sh", code="echo before", marker="run: shows after")
-
-    with Shell(tmp_path, free_ports()) as shell, pytest.raises(AssertionError, match="'after'"):
-        shell.run(block)
-
-
 @pytest.mark.parametrize("block", of_language("sh", "console"))
 def test_every_command_is_run_or_says_why_not(block: Block) -> None:
     """No command block goes unmarked, and backgrounds name what to wait for."""
@@ -229,26 +213,6 @@ def test_the_example_policy_keeps_the_rules(snapshot: Snapshot) -> None:
 def test_generated_parts_are_up_to_date(name: str) -> None:
     """`make docs` would change nothing."""
     assert docs.fill(DOCUMENTS[name], docs.MAKERS) == DOCUMENTS[name], "run `make docs`"
-
-
-def test_a_generated_part_without_a_maker_is_refused() -> None:
-    """A misspelt part is an error, not left as it is."""
-    with pytest.raises(ValueError, match="'optoins'"):
-        docs.fill("<!-- generated: optoins -->\n<!-- end -->", docs.MAKERS)
-
-
-def test_old_parts_are_found_and_rewritten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`--check` names an old document and leaves it; without it the document is rewritten."""
-    (tmp_path / "README.md").write_text("<!-- generated: presets -->\nold\n<!-- end -->\n")
-    monkeypatch.setattr(docs, "ROOT", tmp_path)
-
-    assert docs.main(["--check"]) == 1
-    assert "README.md: old" in capsys.readouterr().out
-    assert docs.main([]) == 0
-    assert "h100-8b" in (tmp_path / "README.md").read_text()
-    assert docs.main(["--check"]) == 0
 
 
 # -- what is named -------------------------------------------------------------------------------
