@@ -121,37 +121,6 @@ def test_without_events_no_change_is_noted() -> None:
     assert blocks.take_changes() == []
 
 
-def test_two_at_once_leave_two_copies() -> None:
-    """Identical blocks computed at the same time are kept, and evicted, one by one."""
-    blocks = Blocks(5, 4)
-    both = [KvSequence([1], 5), KvSequence([1], 5)]
-    assert blocks.allocate(both[0], 5)
-    assert blocks.allocate(both[1], 5)  # matched before the first was there
-    assert blocks.cached_keys() == {1: 2}
-    for sequence in both:
-        blocks.free(sequence)
-
-    assert blocks.allocate(KvSequence([97, 98, 99], 12), 12)
-
-    assert blocks.cached_keys() == {1: 1, 97: 1, 98: 1, 99: 1}
-    assert blocks.num_evicted == 1
-
-
-def test_the_least_recently_used_tail_is_evicted_first() -> None:
-    """Of two finished sequences the older goes first, each from its tail to its head."""
-    blocks = Blocks(5, 1)
-    first, second = KvSequence([1, 2], 2), KvSequence([3, 4], 2)
-    for sequence in (first, second):
-        assert blocks.allocate(sequence, 2)
-    for sequence in (first, second):
-        blocks.free(sequence)
-    blocks.take_changes()
-
-    assert blocks.allocate(KvSequence([5, 6, 7], 3), 3)
-
-    assert blocks.take_changes()[0] == Removed([2, 1, 4])
-
-
 class CacheMachine(RuleBasedStateMachine):
     """Any workload: no leak, true reference counts, changes that retell the cache."""
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from loadtest.engine_model.blocks import KvSequence
-from loadtest.engine_model.cpu_tier import CpuTier, Dropped, Offloaded
+from loadtest.engine_model.cpu_tier import CpuTier, Offloaded
 from tests.effort import examples
 from tests.loadtest.engine_model.recorded_tier import Json, differences
 
@@ -41,53 +41,6 @@ def written(tier: CpuTier, *sequences: KvSequence) -> None:
 def test_a_tier_without_a_block_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 block"):
         CpuTier(0, 16)
-
-
-def test_blocks_can_be_read_one_step_after_they_were_offered() -> None:
-    tier = CpuTier(4, 2)
-    tier.offer(sequence("a", "b"), 4)
-
-    found = []
-    for _ in range(3):
-        found.append(tier.num_leading(sequence("a", "b", "c"), 0))
-        tier.end_step()
-    assert found == [None, None, 2]
-
-
-def test_a_request_waits_for_blocks_that_another_one_reads() -> None:
-    tier = CpuTier(4, 2)
-    written(tier, sequence("a", "b"))
-    first, second = sequence("a", "b", "c"), sequence("a", "b", "d")
-
-    tier.begin_read(first, 0, 2)
-    assert tier.num_leading(second, 0) is None
-    assert tier.num_leading(second, 2) == 2
-    tier.end_read(first)
-    assert tier.num_leading(second, 0) == 2
-
-
-def test_what_is_read_now_is_not_evicted() -> None:
-    """If nothing else can go, nothing is written; the offer is made again."""
-    tier = CpuTier(2, 2)
-    written(tier, sequence("a", "b"))
-    reader, other = sequence("a", "b", "c"), sequence("x", "y")
-    tier.begin_read(reader, 0, 2)
-
-    tier.offer(other, 4)
-    assert tier.keys() == ["b", "a"]
-    tier.end_read(reader)
-    tier.offer(other, 4)
-    assert tier.keys() == ["x", "y"]
-    assert tier.take_changes()[-1] == Dropped(["b", "a"])
-
-
-def test_the_end_of_a_request_uses_its_first_block_last() -> None:
-    tier = CpuTier(5, 2)
-    written(tier, sequence("a", "b"), sequence("c", "d"), sequence("a", "b"))
-
-    assert tier.keys() == ["d", "c", "b", "a"]
-    written(tier, sequence("e", "f", "g"))
-    assert tier.keys() == ["b", "a", "g", "f", "e"]
 
 
 def test_a_reset_leaves_nothing_and_requests_offer_their_blocks_again() -> None:

@@ -19,7 +19,7 @@ from policies.view import CandidateId
 from router.base.contracts import HashContract
 from router.index.block_index import BlockIndex
 from router.kv_events.stream import RankStream
-from router.kv_events.wire import BlockStored, EventBatch, KvEvent, decode, encode
+from router.kv_events.wire import EventBatch, KvEvent, decode, encode
 from tests.engines.hybrid_models import prompt_of
 from tests.loadtest.engine_model.requests import generation
 
@@ -72,19 +72,6 @@ def draw(name: str, num_tokens: int) -> list[int]:
     return random.Random(name).choices(range(1000), k=num_tokens)
 
 
-def test_a_prompt_is_hit_at_its_end_and_at_its_second_branch() -> None:
-    """Again, longer, and by siblings: the second of them pays, the third one hits."""
-    replica = Replica(64, window=9)  # two blocks
-    stem = draw("stem", 24)
-
-    assert replica.ask(stem) == 0
-    assert replica.ask(stem) == 20
-    assert replica.ask(stem + draw("more", 9)) == 20
-    assert replica.ask(stem[:12] + draw("one", 8)) == 0
-    assert replica.ask(stem[:12] + draw("two", 8)) == 12
-    assert replica.stream.state == "exact"
-
-
 @pytest.mark.parametrize(("window", "num_windows"), [(1, 1), (9, 1), (9, 2), (30, 3)])
 def test_every_hit_is_predicted(window: int, num_windows: int) -> None:
     """Random prompts that share stems, evictions among them: predicted is what is hit."""
@@ -124,22 +111,6 @@ def test_requests_at_once_lose_no_block() -> None:
     replica.publish()
     assert replica.index.num_blocks(R1) == 0
     assert replica.ask(draw("a", 30)) == 0
-
-
-def test_events_are_those_of_the_engine() -> None:
-    """Each group has an event for a step; a window names what it keeps, be it nothing."""
-    replica = Replica(64, window=9, num_windows=1)
-    replica.add(draw("a", 30))
-    replica.scheduler.schedule(1.0)  # 24 tokens of 30: the boundary at 28 is not reached
-    window, full = replica.events()
-
-    assert isinstance(window, BlockStored)
-    assert isinstance(full, BlockStored)
-    assert (window.group_idx, window.kv_cache_spec_kind) == (0, "sliding_window")
-    assert window.kv_cache_spec_sliding_window == 9
-    assert window.block_hashes == full.block_hashes[5:6]
-    assert window.token_ids == full.token_ids
-    assert (full.group_idx, len(full.block_hashes)) == (1, 6)
 
 
 @pytest.mark.parametrize(
