@@ -6,11 +6,9 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from docs import site_hooks
 from loadtest.dev import address, docs
 
 PLACEHOLDER = "https://repository.example/warmroute"
@@ -35,18 +33,6 @@ def test_no_other_file_has_the_address() -> None:
 
     made = {name for name in found if name.endswith(".md")}  # from generated parts
     assert set(found) - made == set(address.FILES)
-
-
-def test_until_it_is_published_the_documents_install_a_checkout() -> None:
-    assert address.badges(PLACEHOLDER) == ""
-    assert "not published yet" in address.install(PLACEHOLDER)
-    assert "pip install .\n" in address.install(PLACEHOLDER)
-
-
-def test_a_published_one_is_installed_by_its_name() -> None:
-    assert f"({URL}/actions/workflows/ci.yml)" in address.badges(URL)
-    assert "pip install warmroute\n" in address.install(URL)
-    assert f"<{URL}>" in address.install(URL)
 
 
 def test_one_command_writes_it_everywhere(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,16 +61,3 @@ def test_an_address_that_is_none_is_refused(
 
     assert "https://HOST/OWNER/warmroute" in capsys.readouterr().err
     assert address.repository(root) == address.repository()
-
-
-@pytest.mark.parametrize(("url", "expected"), [(PLACEHOLDER, {}), (URL, {"repo_url": URL})])
-def test_the_site_links_a_published_one(
-    url: str, expected: dict[str, str], root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    address.move(url, root)
-    monkeypatch.setattr(site_hooks, "ROOT", root)
-    config: dict[str, Any] = {"site_name": "warmroute"}
-
-    made = site_hooks.on_config(config)
-
-    assert {key: made[key] for key in made if key == "repo_url"} == expected

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from click.testing import CliRunner
 from rich.progress import Progress
 
 from loadtest.dev.bench import report
-from loadtest.dev.bench.__main__ import BENCHMARKS, main, run_one
+from loadtest.dev.bench.__main__ import BENCHMARKS, run_one
 from loadtest.dev.bench.measures import Budget, Line, distribution
 from loadtest.dev.bench.report import Machine, Report, Section
 from loadtest.dev.bench.setting import Setting
@@ -83,24 +82,6 @@ def test_a_benchmark_that_fails_is_a_result(
     assert "**Failed: RuntimeError: no such thing**" in report.markdown(report_of(section))
 
 
-@pytest.mark.parametrize(
-    ("budget", "value", "verdict"),
-    [
-        (Budget("value", 10.0), 10.0, "met"),
-        (Budget("value", 10.0), 14.0, "short by 1.4x"),
-        (Budget("value", 10.0, is_floor=True), 12.0, "met"),
-        (Budget("value", 1500.0, is_floor=True), 1485.0, "short by 1.01x"),
-        (Budget("value", 10.0, is_floor=True), 5.0, "short by 2x"),
-        (Budget("value", 10.0, is_floor=True), 0.0, "short by infx"),
-    ],
-)
-def test_a_verdict_names_the_shortfall(budget: Budget, value: float, verdict: str) -> None:
-    """As a factor, for ceilings and floors."""
-    line = Line(what="a", unit="ms", num_samples=1, value=value, budgets=(budget,))
-
-    assert line.verdict() == verdict
-
-
 def test_a_report_is_a_table_and_json(tmp_path: Path) -> None:
     """Both say the same, and the JSON its schema."""
     line = distribution("thing", "ms", [1.0, 2.0], Budget("p50", 5.0), note="a note")
@@ -113,21 +94,3 @@ def test_a_report_is_a_table_and_json(tmp_path: Path) -> None:
     assert "2 cores, a CPU" in table
     read = msgspec.json.decode((tmp_path / "docs" / "b.json").read_bytes(), type=Report)
     assert (read, read.schema) == (made, report.SCHEMA)
-
-
-def test_the_command_runs_what_is_named(tmp_path: Path) -> None:
-    """And writes only where it is asked to."""
-    result = CliRunner().invoke(main, ["decision", "--quick", "--out", str(tmp_path / "m.md")])
-
-    assert result.exit_code == 0, result.output
-    text = (tmp_path / "m.md").read_text()
-    assert "decision alone" in text
-    assert "the figures mean nothing" in text
-
-
-def test_an_unknown_benchmark_is_refused() -> None:
-    """With the names there are."""
-    result = CliRunner().invoke(main, ["speed"])
-
-    assert result.exit_code == 2
-    assert "'throughput'" in result.output

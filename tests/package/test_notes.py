@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
 
 import pytest
@@ -58,15 +56,3 @@ def test_another_address_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"docs --address https://forge\.test/o/w"):
         check_address("https://repository.example/warmroute", "https://forge.test/o/w")
-
-
-@pytest.mark.parametrize(("tag", "status"), [(f"v{VERSION}", 0), ("v0.0.1", 1)])
-def test_the_command_answers_for_this_checkout(tag: str, status: int) -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests/package/notes.py", tag],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-    assert done.returncode == status
-    assert ("### Added" in done.stdout) == (status == 0)
-    assert ("the tag is 'v0.0.1'" in done.stderr) == (status == 1)

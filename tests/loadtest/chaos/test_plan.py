@@ -7,12 +7,6 @@ import pytest
 from loadtest.dev.chaos.plan import AT_ONCE, KINDS, plan
 
 
-def test_a_seed_is_a_plan() -> None:
-    """A failed run can be run again."""
-    assert plan(7, 600.0, 2.0) == plan(7, 600.0, 2.0)
-    assert plan(7, 600.0, 2.0) != plan(8, 600.0, 2.0)
-
-
 def test_ten_minutes_have_every_kind() -> None:
     """Nothing on the list is never done."""
     assert {fault.kind for fault in plan(7, 600.0, 1.0)} == set(KINDS)

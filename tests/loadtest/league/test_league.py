@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.dev.league.cell import Cell, scaled_tokens
+from loadtest.dev.league.cell import Cell
 from loadtest.dev.league.cli import main
 from loadtest.dev.league.replicas import Replica
 from loadtest.dev.league.routers import OTHERS, Place, router_of
@@ -17,7 +17,6 @@ from loadtest.dev.league.spoken import Spoken
 from loadtest.dev.league.table import read, report
 from loadtest.emulator.tokens import ChatTokenizer
 from loadtest.tiny_model import MODEL_DIR
-from loadtest.workload import Turn, Workload
 
 SMALL = Cell(
     engines="simulated", scale=0.1, working_set=2.0, num_turns=8, warm_up_s=5.0, seconds=20.0
@@ -42,19 +41,6 @@ def test_chats_keep_their_rate_whatever_their_pauses() -> None:
         starts = [turn.arrival_s for turn in workload.turns if turn.number == 0]
         assert len(starts) == pytest.approx(2.0 * 160.0, rel=0.15)
     assert sum(bool(t.number) for t in fast.turns) > 2 * sum(bool(t.number) for t in slow.turns)
-
-
-def test_a_trace_is_scaled_with_its_blocks() -> None:
-    """Ids stay what they are, so equal prefixes stay equal."""
-    turn = Turn(
-        session_id="a", number=0, arrival_s=0.0, num_input_tokens=1_100, num_output_tokens=100,
-        hash_ids=(1, 2, 3),
-    )  # fmt: skip
-    found = scaled_tokens(Workload(name="t", block_size=512, turns=(turn,)), 1 / 16)
-
-    assert found.block_size == 32
-    assert (found.turns[0].num_input_tokens, found.turns[0].num_output_tokens) == (69, 6)
-    assert found.turns[0].hash_ids == (1, 2, 3)
 
 
 @pytest.mark.parametrize("kind", ["agents", "chats"])
@@ -94,14 +80,6 @@ def test_every_other_router_gets_its_port_and_the_replicas(name: str) -> None:
     assert words[words.index("--port") + 1] == "7"
     assert {"http://127.0.0.1:1", "http://127.0.0.1:2"} <= set(words)
     assert words.count("--kv-event-source") == (2 if name == "vllm-router:kv_aware" else 0)
-
-
-def test_our_policies_are_routers_by_label() -> None:
-    """They run from this source tree; a name that is none says so."""
-    assert router_of("kv_aware:queue.mode=off").is_ours
-    assert router_of("unlimited").is_unlimited
-    with pytest.raises(ValueError, match="nginx"):
-        router_of("nginx")
 
 
 @pytest.mark.parametrize(
@@ -159,27 +137,3 @@ def test_a_league_runs_before_emulated_replicas(
     assert run.steady.hits > 0.3
     assert main(["--read", str(out)]) == 0
     assert capsys.readouterr().out == printed
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--routers", "nginx"], "nginx"),
-        (["--kind", "robots"], "invalid choice"),
-        (["--read", "/nowhere.json"], "nowhere"),
-    ],
-)
-def test_wrong_options_are_named(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Before anything is installed or started."""
-    with pytest.raises(SystemExit):
-        main(words)
-
-    assert said in capsys.readouterr().err
-
-
-def test_other_routers_are_not_simulated(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing knows how they would decide."""
-    assert main(["--engines", "simulated", "--routers", "smg"]) == 1
-    assert "cannot be simulated" in capsys.readouterr().err
