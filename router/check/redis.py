@@ -40,7 +40,7 @@ class RedisSeen(Struct, frozen=True, kw_only=True):
     namespace: str
     error: str | None = None
     is_refused: bool = False  # it answers, but cannot be used as it is
-    server: str = ""  # its kind, release and mode
+    server: str = ""  # its kind and release
     round_trip_ms: float | None = None
     schema: str | None = None  # None: the namespace is new
     used_bytes: int | None = None
@@ -97,7 +97,7 @@ async def _read(seen: RedisSeen, connection: RedisConnection) -> RedisSeen:
     return replace(
         seen,
         address=server.address,
-        server=f"{server.name} {server.version}, {server.mode}",
+        server=f"{server.name} {server.version}",
         round_trip_ms=round(round_trip_ms, 3),
         schema=_text(meta[0]),
         used_bytes=_number(facts.get("used_memory")),

@@ -18,26 +18,19 @@ from typing import Any, Final
 
 import hiredis
 from redis import exceptions as errors
-from redis.asyncio import BlockingConnectionPool
+from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.connection import (
     AbstractConnection,
     Connection,
     SSLConnection,
     UnixDomainSocketConnection,
 )
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 
-from router.base.errors import StoreError, StoreRefused, StoreUnavailable
+from router.base.errors import StoreError, StoreUnavailable
 from router.base.host_names import Names
-from router.cluster.redis_errors import CLUSTER, store_error
-from router.cluster.redis_server import (
-    Address,
-    Mode,
-    Server,
-    address_of,
-    as_map,
-    check_server,
-    parse_url,
-)
+from router.cluster.redis_errors import store_error
+from router.cluster.redis_server import Address, Server, as_map, check_server, parse_url
 from router.config import RedisConfig
 
 logger = logging.getLogger(__name__)
@@ -67,13 +60,11 @@ class RedisConnection:
     ) -> None:
         self._config = config
         self._names = names or Names()
-        scheme, home, db = parse_url(config.url)
+        scheme, self._home, self._db = parse_url(config.url)
         self._kind = _KINDS[scheme]
-        self._db = db
         self._login: dict[str, Any] = {"username": config.username, "password": password}
         if scheme == "rediss" and config.ca_file is not None:
             self._login["ssl_ca_certs"] = str(config.ca_file)
-        self._seeds = [home] if home is not None else [address_of(s) for s in config.sentinels]
         self._pool: BlockingConnectionPool | None = None
         self._locating = asyncio.Lock()
         self.server: Server | None = None  # None: not reached yet
@@ -163,9 +154,12 @@ class RedisConnection:
             async with asyncio.timeout(timeout_s):
                 yield
         except TimeoutError as exc:
-            await self._look_elsewhere(timeout_s)
+            if self._config.sentinels and timeout_s >= self._config.timeout_s:
+                await self.close()
+            is_tls = self.server is None and self._kind is _TlsConnection
             raise StoreUnavailable(
                 f"Redis at {self._where()} did not answer within {timeout_s:g} s"
+                f"{': does it speak TLS?' if is_tls else ''}"
             ) from exc
         except (errors.RedisError, OSError) as exc:
             await self.close()
@@ -186,90 +180,64 @@ class RedisConnection:
             await pool.release(connection)
 
     def _where(self) -> str:
-        return self.server.address if self.server else ", ".join(map(str, self._seeds))
-
-    async def _look_elsewhere(self, waited_s: float) -> None:
-        """Choose another address for the next try, if there is one and the wait was a real one."""
-        if self._pool is None:
-            self._seeds.append(self._seeds.pop(0))
-        elif self._config.sentinels and waited_s >= self._config.timeout_s:
-            await self.close()
+        if self.server is not None:
+            return self.server.address
+        return ", ".join(self._config.sentinels) or str(self._home)
 
     async def _located(self) -> BlockingConnectionPool:
         async with self._locating:
             if self._pool is None:
-                address, mode = await self._locate()
-                self._pool = self._new_pool(address, mode)
+                has_sentinels = bool(self._config.sentinels)
+                self._pool = self._new_pool(await self._master() if has_sentinels else self._home)
             return self._pool
 
-    async def _locate(self) -> tuple[Address, Mode]:
-        """Find the server: ask the seeds in turn, each for its share of the deadline."""
-        share_s = self._config.timeout_s / (len(self._seeds) + 1)
-        failure: StoreError | None = None
-        for seed in list(self._seeds):
-            try:
-                async with asyncio.timeout(share_s):
-                    if self._config.sentinels:
-                        return await self._ask_sentinel(seed), "sentinel"
-                    await self._ask_node(seed)
-                    return seed, "standalone"
-            except (TimeoutError, OSError, errors.RedisError) as exc:
-                failure = store_error(exc, str(seed))
-                if isinstance(exc, TimeoutError) and self._kind is _TlsConnection:
-                    failure = StoreUnavailable(f"{failure.message}: does it speak TLS?")
-            except StoreError as exc:
-                failure = exc
-            self._seeds.append(self._seeds.pop(0))
-        assert failure is not None
-        raise failure
+    async def _master(self) -> Address:
+        """Ask the Sentinels in turn where the master is.
 
-    async def _ask_sentinel(self, seed: Address) -> Address:
-        service = self._config.sentinel_service
-        assert service is not None
-        found = await self._ask_once(seed, ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service))
-        if not found:
-            raise StoreRefused(
-                f"Sentinel {seed} knows no master {service!r}: see redis.sentinel_service"
-            )
-        return Address(found[0].decode(), int(found[1]))
-
-    async def _ask_node(self, seed: Address) -> None:
-        reply = as_map(await self._ask_once(seed, ("HELLO", 2)))
-        if reply.get("mode") == "sentinel":
-            raise StoreRefused(
-                f"{seed} is a Sentinel: name it in redis.sentinels, and its master in "
-                "redis.sentinel_service"
-            )
-        if reply.get("mode") == "cluster":
-            raise StoreRefused(f"Redis at {seed}: {CLUSTER}")
-
-    async def _ask_once(self, address: Address, command: Command) -> Any:
-        """Ask over a connection of its own."""
-        connection = self._kind(**self._arguments(address, db=0))
+        Raises:
+            StoreUnavailable: none answers that knows a master that is up.
+        """
+        service, names = self._config.sentinel_service, self._config.sentinels
+        share_s = self._config.timeout_s / (2 * len(names) + 1)  # to connect, and to answer
+        times = {"socket_timeout": share_s, "socket_connect_timeout": share_s}
+        sentinel = Sentinel([])  # type: ignore[no-untyped-call]
+        for name in names:
+            arguments = {**self._arguments(parse_url(f"redis://{name}")[1]), **times}
+            pool = ConnectionPool(connection_class=self._kind, **arguments)
+            sentinel.sentinels.append(Redis.from_pool(pool))
         try:
-            await connection.connect()  # type: ignore[no-untyped-call]
-            await connection.send_command(*command)
-            return await connection.read_response()
+            return Address(*await sentinel.discover_master(service))  # type: ignore[arg-type]
+        except MasterNotFoundError:
+            raise StoreUnavailable(
+                f"no master {service!r} at {', '.join(names)}: do these Sentinels answer, take the "
+                "password and know it? See redis.sentinel_service"
+            ) from None
         finally:
-            await connection.disconnect(nowait=True)
+            for each in sentinel.sentinels:
+                await each.aclose()
 
-    def _arguments(self, address: Address, *, db: int) -> dict[str, Any]:
+    def _arguments(self, address: Address) -> dict[str, Any]:
         where = {"host": address.host, "port": address.port, "names": self._names}
         return {
-            **(where if address.port else {"path": address.host}),
+            **({"path": address.host} if self._kind is _UnixConnection else where),
             **self._login,
-            "db": db,
             "protocol": 2,
             "socket_timeout": None,  # deadlines are set around whole operations
             "socket_connect_timeout": self._config.timeout_s,
         }
 
-    def _new_pool(self, address: Address, mode: Mode) -> BlockingConnectionPool:
+    def _new_pool(self, address: Address) -> BlockingConnectionPool:
+        has_sentinels = bool(self._config.sentinels)
+
         async def introduce(connection: AbstractConnection) -> None:
             try:
                 await connection.on_connect()
                 await connection.send_command("HELLO", 2)
-                self.server = check_server(as_map(await connection.read_response()), address, mode)
+                reply = as_map(await connection.read_response())
+                self.server = check_server(reply, address, has_sentinels=has_sentinels)
+                if self._db:  # after HELLO: a Cluster and a Sentinel have no databases
+                    await connection.send_command("SELECT", self._db)
+                    await connection.read_response()
             except BaseException:  # or the pool would take it for ready
                 await connection.disconnect(nowait=True)
                 raise
@@ -279,7 +247,7 @@ class RedisConnection:
             timeout=None,
             connection_class=self._kind,
             redis_connect_func=introduce,
-            **self._arguments(address, db=self._db),
+            **self._arguments(address),
         )
 
 

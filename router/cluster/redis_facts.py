@@ -9,7 +9,6 @@ from msgspec import Struct
 from router.base.errors import StoreRefused
 from router.base.messages import SCHEMA
 from router.cluster.redis_connection import RedisConnection
-from router.cluster.redis_server import Mode
 
 
 class StoreFacts(Struct, frozen=True, kw_only=True):
@@ -18,7 +17,6 @@ class StoreFacts(Struct, frozen=True, kw_only=True):
     address: str
     server: str  # redis, valkey
     version: str
-    mode: Mode
     incarnation: str  # another one: Redis was emptied in between
     used_bytes: int | None
     max_bytes: int | None  # 0: no bound

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from msgspec import Struct
 
 from router.base.errors import StoreRefused, StoreUnavailable
-from router.cluster.redis_errors import HINTS
-
-Mode = Literal["standalone", "sentinel"]
+from router.cluster.redis_errors import CLUSTER, HINTS
 
 OLDEST_VERSION: Final = (6, 2)
 
@@ -30,14 +28,11 @@ class Server(Struct, frozen=True, kw_only=True):
     address: str
     name: str  # redis, valkey
     version: str
-    mode: Mode
 
 
-def parse_url(text: str | None) -> tuple[str, Address | None, int]:
-    """Read a URL that router.config has checked: scheme, address (None: none given), database."""
-    if text is None:
-        return "redis", None, 0
-    url = urlsplit(text)
+def parse_url(text: str | None) -> tuple[str, Address, int]:
+    """Read a URL that router.config has checked: scheme, address, database."""
+    url = urlsplit(text or "redis:")
     if url.scheme == "unix":
         db = int(parse_qs(url.query).get("db", ["0"])[0])
         return url.scheme, Address(unquote(url.path), 0), db
@@ -48,12 +43,6 @@ def parse_url(text: str | None) -> tuple[str, Address | None, int]:
     )
 
 
-def address_of(text: str) -> Address:
-    """Read HOST:PORT, as `redis.sentinels` has it."""
-    host, _, port = text.rpartition(":")
-    return Address(host.strip("[]"), int(port))
-
-
 def as_map(flat: Any) -> dict[str, Any]:
     """Read a map as RESP 2 has it: names and values by turns; empty if it is none."""
     if not isinstance(flat, list):
@@ -62,8 +51,15 @@ def as_map(flat: Any) -> dict[str, Any]:
     return dict(zip(words[::2], words[1::2], strict=False))
 
 
-def check_server(reply: dict[str, Any], address: Address, mode: Mode) -> Server:
-    """Refuse a server that is too old or may not be written to."""
+def check_server(reply: dict[str, Any], address: Address, *, has_sentinels: bool) -> Server:
+    """Refuse a server that is too old, of another kind, or may not be written to."""
+    if reply.get("mode") == "sentinel":
+        raise StoreRefused(
+            f"{address} is a Sentinel: name it in redis.sentinels, and its master in "
+            "redis.sentinel_service"
+        )
+    if reply.get("mode") == "cluster":
+        raise StoreRefused(f"Redis at {address}: {CLUSTER}")
     version = str(reply.get("version", "0"))
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     if numbers < OLDEST_VERSION:
@@ -71,9 +67,7 @@ def check_server(reply: dict[str, Any], address: Address, mode: Mode) -> Server:
             f"Redis at {address} is version {version}; 6.2 is the oldest that will do"
         )
     if reply.get("role") == "replica":
-        if mode == "standalone":
+        if not has_sentinels:
             raise StoreRefused(f"Redis at {address}: {HINTS['READONLY']}")
         raise StoreUnavailable(f"Redis at {address} is a replica by now: failing over")
-    return Server(
-        address=str(address), name=str(reply.get("server", "redis")), version=version, mode=mode
-    )
+    return Server(address=str(address), name=str(reply.get("server", "redis")), version=version)

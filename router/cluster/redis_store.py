@@ -149,7 +149,6 @@ class RedisStore:
             address=server.address,
             server=server.name,
             version=server.version,
-            mode=server.mode,
             incarnation=self._incarnation,
             used_bytes=used_bytes,
             max_bytes=max_bytes,

@@ -255,7 +255,7 @@ class Sharing:
 
 
 def _server(facts: StoreFacts) -> str:
-    return f"{facts.server} {facts.version} at {facts.address} ({facts.mode})"
+    return f"{facts.server} {facts.version} at {facts.address}"
 
 
 def _first(group: BaseExceptionGroup[_Error]) -> _Error:
