@@ -58,7 +58,7 @@ def system() -> Iterator[Resolver]:
 @pytest.fixture
 def stale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every answer be old at once."""
-    for pace in ("FRESH_S", "RETRY_S", "DOUBT_S"):
+    for pace in ("FRESH_S", "DOUBT_S"):
         monkeypatch.setattr(module, pace, 0.0)
 
 
@@ -109,7 +109,7 @@ async def test_the_last_addresses_stay_while_the_resolver_fails(
 
 @pytest.mark.usefixtures("stale")
 async def test_a_silent_resolver_delays_one_connection(system: Resolver) -> None:
-    """The first one waits for a quarter of a second, and the name is not asked for twice."""
+    """The first one waits, and the name is not asked for twice."""
     names = Names()
     await names.addresses(HOST)
     system.hang()
@@ -131,9 +131,12 @@ async def known(names: Names) -> bool:
     return False
 
 
-async def test_a_silent_resolver_is_named_where_no_address_is_known(system: Resolver) -> None:
+async def test_a_silent_resolver_is_named_where_no_address_is_known(
+    system: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another name is not held up, and an answer that comes late counts."""
-    names = Names(first_s=0.05)
+    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    names = Names()
     system.hang()
 
     for _ in range(2):
@@ -169,8 +172,9 @@ async def test_what_is_no_name_is_unknown(system: Resolver) -> None:
             await Names().addresses(host)
 
 
-async def test_names_are_bounded(system: Resolver) -> None:
-    names = Names(max_names=2)
+async def test_names_are_bounded(system: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_NAMES", 2)
+    names = Names()
     system.hosts |= {f"engine-{number}.test": ["127.0.0.1"] for number in range(3)}
     for number in range(3):
         await names.addresses(f"engine-{number}.test")

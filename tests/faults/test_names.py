@@ -19,7 +19,7 @@ from tests.resolver import AGAIN, NO_NAME, Named, Resolver, resolver
 @pytest.fixture(autouse=True)
 def stale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every answer of the resolver be old at once."""
-    for pace in ("FRESH_S", "RETRY_S", "DOUBT_S"):
+    for pace in ("FRESH_S", "DOUBT_S"):
         monkeypatch.setattr(module, pace, 0.0)
 
 
