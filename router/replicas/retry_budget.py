@@ -40,11 +40,18 @@ class RetryBudget:
         allowed = NUM_ALWAYS + self._ratio * self.requests.at(now_s)
         return self._retries.at(now_s) + 1.0 <= allowed
 
-    def take(self, replica: str, begun_s: float, now_s: float) -> None:
-        """Count a request that is sent again; arguments as of `can_take`."""
-        if not self._is_same_loss(replica, begun_s, now_s):
-            self._losses[replica] = now_s
-            self._retries.add(1.0, now_s)
+    def take(self, replica: str, begun_s: float, now_s: float) -> bool:
+        """Count a request that is sent again; arguments as of `can_take`. False: it was counted."""
+        if self._is_same_loss(replica, begun_s, now_s):
+            return False
+        self._losses[replica] = now_s
+        self._retries.add(1.0, now_s)
+        return True
+
+    def give_back(self, replica: str, now_s: float) -> None:
+        """Take back a request that counted, and is not sent again."""
+        self._losses.pop(replica, None)
+        self._retries.add(-1.0, now_s)
 
     def _is_same_loss(self, replica: str, begun_s: float, now_s: float) -> bool:
         lost_s = self._losses.get(replica)

@@ -14,7 +14,7 @@ a request: what it raises is counted and logged once, and its methods must not w
     ended         the request has ended: it was answered, it failed, or its client left
     settled       the events of its answer have come, or are overdue
     recorded      its decision record is complete
-    refused       the router answered it with an error
+    refused       the router answered it with an error, or its client left before it was placed
     counted       the router answered it with the number of its prompt's tokens
 
 `leased` and `released` come for each lease. A request has several if it was tried again, or if its
@@ -110,7 +110,10 @@ class Observer:
         """Receive the failure of a try; `failure` is of a small closed set."""
 
     def refused(self, request_id: str, code: str) -> None:
-        """Receive a request that the router answered with an error; `code` as in `errors`."""
+        """Receive a request that the router answered with an error; `code` as in `errors`.
+
+        Or one whose client left before a replica was chosen; `code` is then `client_gone`.
+        """
 
     def counted(self, read: Read, num_tokens: int) -> None:
         """Receive a request that the router answered with the number of its prompt's tokens."""

@@ -224,9 +224,9 @@ class Retries:
         self.take(helper)
         return True
 
-    def take(self, placement: Placement) -> None:
-        """Charge the retry budget: what failed there is sent again."""
-        self._budget.take(placement.replica, placement.lease.begun_s, monotonic())
+    def take(self, placement: Placement) -> bool:
+        """Charge the retry budget: what failed there is sent again. Return whether it counted."""
+        return self._budget.take(placement.replica, placement.lease.begun_s, monotonic())
 
     async def move_on(self, prompt: Prompt, tries: Tries, placement: Placement) -> None:
         """Leave a replica at which the last try failed, after a pause where that helps."""
@@ -240,10 +240,15 @@ class Retries:
         )
         if failure in _NOTHING_DONE:
             return
-        self.take(placement)
+        is_charged = self.take(placement)
         if failure != Overdue.code:  # it waited enough
             pause_s = self._config.retry_backoff_s * 2.0 ** (len(tries.failed) - 1)
-            await asyncio.sleep(random.uniform(0.0, pause_s))
+            try:
+                await asyncio.sleep(random.uniform(0.0, pause_s))
+            except asyncio.CancelledError:  # its client left: it is not sent again
+                if is_charged:
+                    self._budget.give_back(name, monotonic())
+                raise
 
     # ---------------------------------------------------------------- overdue
 

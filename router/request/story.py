@@ -18,7 +18,9 @@ on blocks) is given back by `Place.end`, however the request ends.
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+import logging
+from collections.abc import Awaitable
+from typing import Final, TypeVar
 
 from msgspec import Struct
 
@@ -52,6 +54,10 @@ from router.request.results import Inbound, Prompt, Read, Tries
 from router.request.retry import NO_DEATH, NO_ROUTE, NOT_PROCESSED, Retries
 from router.request.send import Sender, Sent
 from router.request.settling import Settling
+
+logger = logging.getLogger(__name__)
+
+_Known = TypeVar("_Known")
 
 CLIENT_LEFT: Final = 499
 """Status in records for a client that did not wait (nginx's number; no client is sent it)."""
@@ -94,12 +100,12 @@ class Story:
         await steps.turns.take()
         read = await self._read(inbound, request_id)
         if inbound.api.counts:
-            num_tokens = await steps.prompts.count(read)
+            num_tokens = await self._until_left(read, steps.prompts.count(read))
             if num_tokens is not None:
                 await reply.send(200, counted_headers(read), counted_body(num_tokens), is_own=True)
                 steps.recorder.counted(read, num_tokens)
                 return
-        prompt = await steps.prompts.of(read)
+        prompt = await self._until_left(read, steps.prompts.of(read))
         del read  # its content is large, and an answer takes minutes
         if prompt.read.keepalive_s is None:
             await self._answer(prompt, tries, reply)
@@ -124,6 +130,14 @@ class Story:
         """
         await self.steps.turns.take()
         return await self.steps.prompts.of(await self._read(inbound, request_id))
+
+    async def _until_left(self, read: Read, step: Awaitable[_Known]) -> _Known:
+        """Return what is found of a request that was read; its client may leave meanwhile."""
+        try:
+            return await step
+        except asyncio.CancelledError:
+            self._gone(read)
+            raise
 
     async def _read(self, inbound: Inbound, request_id: str) -> Read:
         read = await self.steps.reader.read(inbound, request_id)
@@ -169,10 +183,10 @@ class Story:
         """
         steps = self.steps
         steps.retries.note_request()
+        last: Placement | None = None
         while True:
-            await steps.turns.take()
             try:
-                placement = await self._placed(prompt, tries)
+                placement = last = await self._placed(prompt, tries, last)
             except NoReplicaAvailable:
                 resalted = steps.retries.resalted(prompt, tries)
                 if resalted is None:
@@ -207,15 +221,19 @@ class Story:
                 steps.place.absolve(placement.lease)
             sent.close()
             if objection is not None:
-                last = refused
-                if last is None and sent.failure == NO_ROUTE:
-                    last = steps.retries.last_word(prompt, tries)
-                last = last or _last_word(prompt, sent.error)
+                word = refused
+                if word is None and sent.failure == NO_ROUTE:
+                    word = steps.retries.last_word(prompt, tries)
+                word = word or _last_word(prompt, sent.error)
                 steps.recorder.finished(
-                    prompt, tries, placement, status=last.status, outcome=outcome
+                    prompt, tries, placement, status=word.status, outcome=outcome
                 )
-                raise last from sent.error
-            await steps.retries.move_on(prompt, tries, placement)
+                raise word from sent.error
+            try:
+                await steps.retries.move_on(prompt, tries, placement)
+            except asyncio.CancelledError:
+                self._left(prompt, tries, last=placement)
+                raise
 
     async def verify(self, prompt: Prompt, tries: Tries) -> None:
         """Verify what a request would fetch, if that could change where it goes.
@@ -230,24 +248,57 @@ class Story:
         if due is not None:
             await place.fetches.verify(prompt, due)
 
-    async def _placed(self, prompt: Prompt, tries: Tries) -> Placement:
-        """Place a request: at once, or when a replica has room.
+    async def _placed(self, prompt: Prompt, tries: Tries, last: Placement | None) -> Placement:
+        """Place a request: at once, or when a replica has room. `last`: where it was sent before.
 
         Raises:
             RouterError: as `Place.plan`, `Place.commit` and `WaitingRoom.place`.
         """
         steps = self.steps
-        await self.verify(prompt, tries)
+        try:
+            await steps.turns.take()
+            await self.verify(prompt, tries)
+        except asyncio.CancelledError:
+            self._left(prompt, tries, last=last)
+            raise
         if not steps.queue.takes(prompt, tries):
             return steps.place.commit(prompt, tries, steps.place.plan(prompt, tries))
         return await steps.queue.place(
             prompt, tries, on_left=lambda plan: self._left(prompt, tries, plan)
         )
 
-    def _left(self, prompt: Prompt, tries: Tries, plan: Plan | None) -> None:
-        """Record a request whose client left while it waited, if it is known where it would go."""
-        if plan is not None:
-            self.steps.recorder.left(prompt, tries, plan, status=CLIENT_LEFT)
+    def _left(
+        self,
+        prompt: Prompt,
+        tries: Tries,
+        plan: Plan | None = None,
+        *,
+        last: Placement | None = None,
+    ) -> None:
+        """Record a request whose client left between its tries, or before the first one.
+
+        Args:
+            prompt: The request.
+            tries: Its tries.
+            plan: Where it would have gone. None: where it would go now.
+            last: Where it was sent before.
+        """
+        steps = self.steps
+        if last is not None:
+            gone = Outcome.CLIENT_GONE
+            steps.recorder.finished(prompt, tries, last, status=CLIENT_LEFT, outcome=gone)
+            return
+        try:
+            plan = plan or steps.place.plan(prompt, tries)
+        except RouterError:
+            self._gone(prompt.read)
+        else:
+            steps.recorder.left(prompt, tries, plan, status=CLIENT_LEFT)
+
+    def _gone(self, read: Read) -> None:
+        """Tell observers of a client that left before there was anything to record."""
+        logger.info("client left before a replica was chosen", extra={"request": read.request_id})
+        self.steps.observers.refused(read.request_id, Outcome.CLIENT_GONE.value)
 
     async def _try(self, prompt: Prompt, tries: Tries, placement: Placement) -> Sent | None:
         """Send a request once; if it ends here, record that. None: as `Prefill.send`."""

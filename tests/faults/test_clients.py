@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import io
+import time
+from pathlib import Path
+from typing import NoReturn
 
 import orjson
 import pytest
 from aiohttp import web
 
+from router.request.results import Read
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     KEY,
@@ -20,9 +24,11 @@ from tests.faults.stage import (
     RawClient,
     Reply,
     Stage,
+    arm,
     chat,
     num_running,
     on_stage,
+    records_in,
     streamed,
     words,
 )
@@ -54,6 +60,47 @@ async def test_a_client_that_leaves_before_the_first_byte_ends_the_engines_work(
         assert stage.metric("warmroute_requests_total", outcome="client_gone") == 1
         assert stage.metric("warmroute_replica_healthy") == 2
         assert '"outcome":"client_gone"' in stage.log
+
+
+async def test_a_client_that_leaves_between_two_tries_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In metrics, log and records, and the retry that was not sent is not charged."""
+    monkeypatch.setattr("random.uniform", lambda low, high: high)
+    file = tmp_path / "decisions.jsonl"
+    settings = {"forward__retry_backoff_s": 30.0, "log__decisions": file}
+    async with Engines(2) as engines, on_stage(*engines, **settings) as stage:
+        for engine in engines:
+            arm(engine, "status", status=500)
+        async with stage.hanging_up(chat(words(1))):
+            await stage.until(lambda: stage.metric("warmroute_failovers_total") == 1)
+        await stage.until(
+            lambda: stage.metric("warmroute_requests_total", outcome="client_gone") == 1
+        )
+        assert '"outcome":"client_gone"' in stage.log
+        budget = stage.router.story.steps.retries._budget
+        assert budget._retries.at(time.monotonic()) <= 0.0
+    [record] = records_in(file)
+    assert (record.status, record.outcome, len(record.tries)) == (499, "client_gone", 1)
+
+
+async def test_a_client_that_leaves_before_its_prompt_is_known_is_logged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is no failure of the last minute."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        reads = asyncio.Event()
+
+        async def of(read: Read) -> NoReturn:
+            reads.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        monkeypatch.setattr(stage.router.story.steps.prompts, "of", of)
+        async with stage.hanging_up(chat(words(1))):
+            await reads.wait()
+        await stage.until(lambda: "client left before a replica was chosen" in stage.log)
+        assert (await stage.admin("/admin/state")).json()["recent"]["failed"] == 0
 
 
 async def test_a_client_that_leaves_a_stream_ends_the_engines_work() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import time
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
 from loadtest.emulator.emulator import Emulator
-from tests.faults.stage import Reply, Stage, chat, on_stage, words
+from tests.faults.stage import Reply, Stage, chat, on_stage, records_in, words
 from tests.request.pooled import PER_BLOCK, ask, listed, named, parts, pooled
 
 
@@ -135,6 +136,24 @@ async def test_a_late_answer_leaves_the_directory_s_word() -> None:
         # A slow machine's answers were late before, too: then fewer requests wait for one now.
         assert 1 <= stage.metric("warmroute_pool_verifications_total", result="late") <= 4
         assert stage.metric("warmroute_pool_failures_total", code="pool_late") >= 1
+
+
+async def test_a_client_that_leaves_while_the_pool_is_asked_is_recorded(tmp_path: Path) -> None:
+    """Though it was placed nowhere: its record says where it would have gone."""
+    file = tmp_path / "decisions.jsonl"
+    async with pooled(
+        mooncake__verify_timeout_s=60, mooncake__timeout_s=60, mooncake__poll_s=60,
+        log__decisions=file,
+    ) as (stage, master, engines):  # fmt: skip
+        await ask(stage, engines, words(1), "ok", words(100))
+        await listed(stage)
+        master.fault = "hang"
+        questions = stage.router.pools[""].questions
+        async with stage.hanging_up(chat(words(1), "ok", words(100))):
+            await stage.until(lambda: questions._num_waiting)
+        await stage.until(lambda: "client left before its request was sent" in stage.log)
+    *_, gone = records_in(file)
+    assert (gone.status, gone.outcome, gone.tries) == (499, "client_gone", ())
 
 
 async def test_a_master_that_dies_takes_the_pool_with_it() -> None:

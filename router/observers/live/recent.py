@@ -16,8 +16,10 @@ WINDOW_S: Final = 60
 _MOST_TIMES: Final = 1_000  # of each second; of more, the first
 _MOST_IDS: Final = 10_000
 _MOST_REASONS: Final = 5
-_OF_OTHERS: Final = frozenset({"unknown_route", "method_not_allowed", "invalid_api_key"})
-"""Errors that say nothing of the service: a scanner's."""
+_OF_OTHERS: Final = frozenset(
+    {"unknown_route", "method_not_allowed", "invalid_api_key", Outcome.CLIENT_GONE.value}
+)
+"""Ends that say nothing of the service: a scanner's, or of a client that left."""
 
 
 class _Second(Struct):

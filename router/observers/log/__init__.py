@@ -20,7 +20,7 @@ class RequestLog(Observer):
             logger.info("routed", extra={"fields": _routed(facts, facts.placement)})
             return
         logger.info(
-            "client left the queue",
+            "client left before its request was sent",
             extra={
                 **_whose(facts.read),
                 "tokens": facts.prompt.num_tokens,
