@@ -52,6 +52,7 @@ VLLM_FLAGS = frozenset(
     {
         "--anthropic-disabled-thinking-effort",
         "--api-key",
+        "--lora-modules",
         "--chat-template",
         "--chat-template-content-format",
         "--default-chat-template-kwargs",

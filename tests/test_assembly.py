@@ -12,6 +12,7 @@ import pytest
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
 from router import config
+from router.assembly.router import Router
 from router.base.errors import ConfigError
 from router.records.record import DecisionRecord
 from tests.faults.fake_engine import FakeEngine
@@ -160,11 +161,10 @@ async def test_streams_in_flight_are_finished_at_the_end(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
-@pytest.mark.parametrize("path", ["/dev/full", "/nowhere/decisions.jsonl", "/proc/decisions"])
-async def test_a_disk_that_takes_no_records_fails_no_request(path: str) -> None:
+async def test_a_disk_that_takes_no_records_fails_no_request() -> None:
     """They are dropped, counted, and said once."""
     async with Engines(1) as engines:
-        async with on_stage(*engines, log__decisions=Path(path)) as stage:
+        async with on_stage(*engines, log__decisions=Path("/dev/full")) as stage:
             for number in range(3):
                 assert (await stage.ask(chat(words(number)))).status == 200
                 await stage.until(
@@ -172,6 +172,13 @@ async def test_a_disk_that_takes_no_records_fails_no_request(path: str) -> None:
                 )
 
             assert stage.log.count("decision records lost") == 2  # in each of the two log forms
+
+
+@pytest.mark.parametrize("path", ["/nowhere/decisions.jsonl", "/proc/decisions"])
+def test_a_file_of_records_that_cannot_be_written_is_refused(path: str) -> None:
+    """At the start, with the key and the file."""
+    with pytest.raises(ConfigError, match=rf"log.decisions: '{path}' cannot be written: No such"):
+        Router(config.load(flags={("log", "decisions"): path}))
 
 
 async def test_two_routers_fit_in_one_process() -> None:
