@@ -38,8 +38,6 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     messages: tuple[dict[str, Any], ...] | None = None  # a trace that has text: sent as it is
     tools: tuple[dict[str, Any], ...] | None = None  # that go with the messages
     # Live routers are not told of these:
-    is_batch: bool = False  # its service class
-    deadline_s: float | None = None  # for its first token, from its arrival
 
     @property
     def key(self) -> TurnKey:

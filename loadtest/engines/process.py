@@ -80,11 +80,6 @@ class Process:
         assert self._popen is not None
         return self._popen.pid
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether it was started and has ended by itself."""
-        return self._popen is not None and self._popen.poll() is not None
-
     def kill(self, signum: signal.Signals = signal.SIGKILL) -> None:
         """Kill the whole group and reap; nothing to do if it does not run."""
         if self._popen is None:

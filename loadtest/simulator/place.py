@@ -8,7 +8,7 @@ from typing import Final, cast
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from loadtest.engine_model.pool import BlockPool
-from loadtest.simulator.setup import Setup
+from loadtest.simulator.setup import MODEL, Setup
 from policies.policy import Policy
 from policies.view import CandidateId
 from router.api.apis import CHAT
@@ -25,7 +25,6 @@ from router.request.fetch import Fetchable, Fetches
 from router.request.match import Matcher
 from router.request.place import Place
 from router.request.results import Inbound, Prompt, Read, Whose
-from router.scheduling.classes import BATCH
 from router.tokens import Tokens
 
 _FIRST_BLOCKS_TOKENS: Final = 2048  # as in router.config
@@ -53,24 +52,21 @@ class _Keys:
         return self._keys
 
 
-def prompt_of(
-    keys: Sequence[BlockKey], num_tokens: int, session_hash: int, model: str, *, is_batch: bool
-) -> Prompt:
+def prompt_of(keys: Sequence[BlockKey], num_tokens: int, session_hash: int) -> Prompt:
     """Return a simulated request as the router places it; `keys` names its full blocks."""
     read = Read(
         inbound=_INBOUND,
         received=_INBOUND,
         request_id="",
-        model=model,
+        model=MODEL,
         streams=True,
-        request=ChatRequest(model=model, messages=()),
+        request=ChatRequest(model=MODEL, messages=()),
         whose=Whose(session_hash=session_hash),
     )
     return Prompt(
         tokens=cast(Tokens, _Keys(keys)),
         num_tokens=num_tokens,
         read=read,
-        service_class=BATCH if is_batch else None,
     )
 
 

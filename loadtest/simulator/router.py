@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from loadtest.engine_model.pool import BlockPool
 from loadtest.simulator.place import make_place
-from loadtest.simulator.setup import Setup
+from loadtest.simulator.setup import MODEL, Setup
 from loadtest.simulator.stream import SimulatedStream
 from policies.policy import Policy
 from policies.view import CandidateId
@@ -82,7 +82,7 @@ class Router:
             url=f"http://{name}",
             role=role,
             transfer=_PEERS if setup.moves_by_peers else "store",
-            models=(ServedModel(id=setup.model),),
+            models=(ServedModel(id=MODEL),),
             block_size=self._block_size,
             num_blocks=num_blocks,
             publishes_events=True,

@@ -13,6 +13,8 @@ from router.base.roles import Role
 from router.scheduling.waiting import QueueRules
 
 Loop = Literal["open", "closed"]
+MODEL = "simulated"
+"""Its name is part of what a session is hashed by."""
 
 CACHE_TOKENS = 3_000_000
 """One replica's cache if no size is given. Source: FAST'25 Mooncake, about 1 TB of DRAM."""
@@ -85,7 +87,6 @@ class Setup(Struct, frozen=True, kw_only=True):
     tier: TierSetup | None = None
     load: float | None = 0.9
     loop: Loop = "open"
-    concurrency: int | None = None  # sessions alive at once, in a closed loop; None: as they come
     stop_s: float | None = None  # no turn is sent after that; those in flight are awaited
     decodes: bool = True  # False: every reply is one token, as on a prefill instance
     event_lag_s: float = 0.1  # from a step's end until the router has its events
@@ -94,7 +95,6 @@ class Setup(Struct, frozen=True, kw_only=True):
     slo_ttft_s: float = 30.0  # Source: FAST'25 Mooncake, 5.1; for goodput only
     slo_tbt_s: float = 0.2
     seed: int = 0
-    model: str = "simulated"  # its name is part of what a session is hashed by
     queue: QueueRules | None = None  # None: every turn is sent at once
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from loadtest.simulator.outcome import Simulated
 from loadtest.simulator.place import prompt_of
 from loadtest.simulator.reads import Reads
 from loadtest.simulator.router import Router
-from loadtest.simulator.setup import Setup, stretch
+from loadtest.simulator.setup import MODEL, Setup, stretch
 from loadtest.simulator.tally import Tally
 from loadtest.simulator.ticket import Ticket, ticket_of
 from loadtest.simulator.turns import Turns
@@ -34,10 +34,9 @@ from router.base.contracts import KEY_MASK, BlockKey
 from router.replicas.ledger import InFront
 from router.request.plan import Plan
 from router.request.results import Prompt
-from router.scheduling.queue import Limit
 from router.scheduling.waiting import Waiting
 
-TOO_LATE, TOO_SLOW = "too late", "too slow"  # why a queue refuses turns
+TOO_SLOW = "too slow"  # why a queue refuses turns
 _FIRST_REPLY_BLOCK = 1 << 63  # names of reply blocks start here; a workload's are smaller
 _LOOK_EVERY_S = 0.1  # at turns that wait, even if nothing else happens
 _READ_METRICS_S = 5.0  # how often a router reads an engine's metrics
@@ -156,9 +155,8 @@ class _Simulation:
             return
         num_full = num_tokens // self._size
         keys = [self._keys[hash_id] for hash_id in turn.hash_ids[:num_full]]
-        session = session_hash(turn.session_id, self._setup.model)
-        model = self._setup.model
-        prompt = prompt_of(keys, num_tokens, session, model, is_batch=turn.is_batch)
+        session = session_hash(turn.session_id, MODEL)
+        prompt = prompt_of(keys, num_tokens, session)
         routers = self._routers
         router = routers[0] if len(routers) == 1 else self._dice.choice(routers)
         arrival = _Arrival(turn, prompt, num_out, now_s)
@@ -170,17 +168,8 @@ class _Simulation:
                 session,
                 num_tokens,
                 now_s,
-                is_batch=turn.is_batch,
-                deadline_s=None if turn.deadline_s is None else now_s + turn.deadline_s,
             )
             router.queue.add(waiting)
-            if waiting.deadline_s is not None:
-                plan = router.plan(prompt, now_s)
-                waiting.answers_at = plan.candidate.id
-                if router.queue.expect(waiting, plan.helper or plan, now_s).spare_ms < 0.0:
-                    router.queue.remove(waiting)
-                    self._reject(waiting, "deadline", now_s)
-                    return
             self._release(router, now_s)
 
     def _release(self, router: Router, now_s: float) -> None:
@@ -198,7 +187,7 @@ class _Simulation:
             now_s,
             look,
             lambda waiting, *_: self._send(router, waiting.item, waiting.item.plan, now_s),
-            lambda waiting, limit, _: self._reject(waiting, limit, now_s),
+            lambda waiting, *_: self._reject(waiting, now_s),
         )
         if queue and router not in self._looked_at:
             self._looked_at.add(router)
@@ -323,12 +312,10 @@ class _Simulation:
         for following, at_s in self._turns.after(turn, now_s):
             self._events.plan(at_s, Kind.TURN, partial(self._arrive, following))
 
-    def _reject(self, waiting: Waiting, limit: Limit, now_s: float) -> None:
+    def _reject(self, waiting: Waiting, now_s: float) -> None:
         """Refuse a turn that would miss a limit, as a router does; its session goes on."""
         arrival: _Arrival = waiting.item
-        self._fail(
-            arrival.turn, arrival.at_s, now_s, 429, TOO_LATE if limit == "deadline" else TOO_SLOW
-        )
+        self._fail(arrival.turn, arrival.at_s, now_s, 429, TOO_SLOW)
 
     def _refuse(self, turn: Turn, now_s: float, why: str) -> None:
         """Refuse a turn that exceeds the cache, as an engine does."""

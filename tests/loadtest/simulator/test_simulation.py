@@ -100,24 +100,6 @@ def test_one_request_takes_what_the_time_model_says() -> None:
     assert found.tbt_tail_s == pytest.approx(0.002)
 
 
-def test_sessions_are_hashed_with_the_model() -> None:
-    """A fleet that serves another name places sessions as a live router of that name does."""
-    asked = [turn(number, float(number), (number,)) for number in range(12)]
-    fleet = replace(ALONE, num_replicas=2)
-
-    places = {
-        model: [
-            t.replica
-            for t in simulate(
-                workload(*asked), create("session_hash"), replace(fleet, model=model)
-            ).run.turns
-        ]
-        for model in ("simulated", "tiny")
-    }
-
-    assert places["simulated"] != places["tiny"]
-
-
 def test_a_prefill_shows_in_the_tail_of_times_between_tokens() -> None:
     """Another's chunk between two tokens is in the longest tenth, not in the others."""
     asked = [
