@@ -14,24 +14,6 @@ from loadtest.extras import MissingExtra
 from tests.loadtest.compare.samples import changed, made_runs, report_of
 
 
-@pytest.mark.parametrize(
-    ("policies", "said"),
-    [
-        ("kv_awear", "did you mean 'kv_aware'"),
-        ("kv_aware,kv_aware", "named twice"),
-        (",", "no policy is named"),
-    ],
-)
-def test_wrong_policies_are_refused(policies: str, said: str, tmp_path: Path) -> None:
-    """Status 2 with what to do instead; nothing is written."""
-    out = tmp_path / "out"
-    answer = CliRunner().invoke(demo, ["--policies", policies, "-o", str(out)])
-
-    assert answer.exit_code == 2
-    assert said in " ".join(answer.output.split())
-    assert not out.exists()
-
-
 def test_the_demo_ends_with_verdict_table_picture_and_next_commands(tmp_path: Path) -> None:
     """It writes over an earlier demo, and `compare` reads its runs."""
     (tmp_path / "runs").mkdir()

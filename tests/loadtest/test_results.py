@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadtest.results import Predicted, TurnResult, parse_predicted, summarize
+from loadtest.results import TurnResult, summarize
 
 
 def test_summary_counts_good_turns_only() -> None:
@@ -18,9 +18,3 @@ def test_summary_counts_good_turns_only() -> None:
     assert (summary.ttft_p50_s, summary.ttft_p99_s, summary.total_mean_s) == (0.5, 0.5, 2.0)
     assert summary.span_s == 4.0
     assert summarize([]).hit_ratio == 0.0
-
-
-def test_predicted_header_is_optional() -> None:
-    """Without the header nothing was predicted, which is not a prediction of zero."""
-    assert parse_predicted(None) is None
-    assert parse_predicted("gpu=32;cpu=64") == Predicted(gpu=32, cpu=64, pool=0)

@@ -14,7 +14,7 @@ from loadtest.compare.cli import compare, numbered
 from loadtest.compare.report import REPORT_SCHEMA, Report
 from loadtest.runner import write_run
 from loadtest.simulator.cli import simulate
-from tests.loadtest.compare.samples import cut, made_runs
+from tests.loadtest.compare.samples import made_runs
 
 SIMULATED = ("--generate", "agents", "--sessions", "8", "--turns", "2", "--replicas", "2",
              "--policies", "kv_aware,round_robin", "--rounds", "2")  # fmt: skip
@@ -94,13 +94,3 @@ def test_what_cannot_be_compared_is_refused(runs: Path) -> None:
         answer = run(*args)
         assert answer.exit_code == 2, answer.output
         assert said in " ".join(answer.output.split())
-
-
-def test_a_run_that_was_cut_short_is_status_one(runs: Path) -> None:
-    """Its part is compared."""
-    write_run(runs / "3.jsonl", cut(made_runs()[3], 40, "the target is gone"))
-
-    answer = run(runs)
-
-    assert answer.exit_code == 1
-    assert "NOT COMPLETE: least_loaded, round 2: the target is gone" in answer.output

@@ -112,8 +112,3 @@ def test_what_does_not_apply_to_simulations_is_said_so() -> None:
 
     skipped = {name for name, check in found.items() if check.outcome == "does not apply"}
     assert skipped == {"unseen bytes", "driver on time"}
-
-
-def test_nothing_at_all_is_checked_too() -> None:
-    """No turns: warnings, not a crash."""
-    assert {"all runs done", "turns in common"} <= warned([cut(r, 0, "") for r in RUNS])

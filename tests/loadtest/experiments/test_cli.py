@@ -12,7 +12,6 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from loadtest.experiments import cli
-from loadtest.experiments.observations import METRICS
 from router.base.extras import install_hint
 from tests.loadtest.experiments.samples import CONTROL, TREATMENT, Scene, records, write
 
@@ -55,13 +54,6 @@ def test_options_are_shares(file: Path) -> None:
     assert [result.exit_code for result in wrong] == [2, 2, 2]
     for result, said in zip(wrong, ("five", "100 %", "'speed'"), strict=True):
         assert said in result.output
-
-
-def test_the_choices_of_metrics_are_all_metrics() -> None:
-    """They are listed apart, so that `--help` needs no numpy."""
-    (metric,) = [each for each in cli.report.params if each.name == "metric"]
-
-    assert tuple(metric.type.choices) == tuple(METRICS)  # type: ignore[attr-defined]
 
 
 def test_a_broken_experiment_has_its_own_status(tmp_path: Path) -> None:
@@ -143,15 +135,3 @@ def test_redeciding_otherwise_is_status_one(tmp_path: Path) -> None:
 
     assert result.exit_code == 1
     assert f"{file}:1: request" in result.stdout.replace("\n", "")
-
-
-def test_redeciding_wrong_policies(file: Path) -> None:
-    """Unknown policies and parameters are named."""
-    for arguments, said in (
-        (("--policy", "kv_awre"), "did you mean 'kv_aware'"),
-        (("--policy", "kv_aware:alpa=1"), "did you mean 'alpha'"),
-        (("--policy", "kv_aware:alpha"), "not PARAM=VALUE"),
-    ):
-        result = call(cli.redecide, file, *arguments)
-        assert result.exit_code == 2
-        assert said in result.output

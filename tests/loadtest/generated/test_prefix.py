@@ -23,14 +23,3 @@ def test_prompts_extend_one_another(grown: list[int], block_size: int) -> None:
         assert not partial & set(ids)
         before, num_full = ids, prefix.num_tokens // block_size
         partial |= set(ids[num_full:])
-
-
-def test_forks_share_full_blocks_alone() -> None:
-    """What two forks say next differs, even where it fills the block they had begun."""
-    root = Prefix(16).grow(40)
-
-    one, other = (root.fork().grow(40).prompt() for _ in range(2))
-
-    assert one[:2] == other[:2] == root.prompt()[:2]
-    assert not set(one[2:]) & set(other[2:])
-    assert root.num_tokens == 40

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 from xml.etree import ElementTree
 
-import pytest
-
-from loadtest.extras import MissingExtra
 from loadtest.pictures.look import draw, looks
 from policies import POLICIES
 
@@ -39,11 +35,3 @@ def test_a_policy_keeps_its_colour() -> None:
     """Whatever it is compared with."""
     assert looks(["kv_aware"])["kv_aware"] == looks(["other", "kv_aware"])["kv_aware"]
     assert looks(["round_robin"])["round_robin"].ink == "#636363"
-
-
-def test_without_matplotlib_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures are an extra; their absence names the extra."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-
-    with pytest.raises(MissingExtra, match="plots"):
-        draw(_plot)

@@ -9,28 +9,6 @@ from hypothesis import strategies as st
 from loadtest.simulator.reads import Reads
 
 
-def test_one_read_has_the_whole_link() -> None:
-    """A thousand tokens at a hundred a second are ten seconds."""
-    reads = Reads(100.0, num_links=2)
-    reads.begin(0, "a", 1000, 5.0)
-
-    assert reads.next_s() == pytest.approx(15.0)
-    assert reads.finish(14.9) == []
-    assert [read.request for read in reads.finish(15.0)] == ["a"]
-    assert reads.next_s() is None
-
-
-def test_reads_of_one_replica_share_its_link() -> None:
-    """Two at once take as long as one after the other would, for both."""
-    reads = Reads(100.0, num_links=2)
-    reads.begin(0, "a", 1000, 0.0)
-    reads.begin(0, "b", 500, 0.0)
-
-    assert reads.next_s() == pytest.approx(10.0)
-    assert [read.request for read in reads.finish(10.0)] == ["b"]
-    assert reads.next_s() == pytest.approx(15.0)
-
-
 def test_replicas_share_the_pools_links() -> None:
     """Four replicas on two links read at half their speed."""
     reads = Reads(100.0, num_links=2)

@@ -29,14 +29,6 @@ def test_a_varied_workload_is_the_same_but_for_bytes_and_a_millisecond() -> None
     assert renamed.keys().isdisjoint(renamed.values())
 
 
-def test_a_varied_workload_keeps_turns_behind_those_they_wait_for() -> None:
-    """Every key in an `after` is one of an earlier turn, as workloads promise."""
-    seen = set()
-    for turn in varied(WORKLOAD, 5, seed=9).turns:
-        assert seen >= set(turn.after)
-        seen.add(turn.key)
-
-
 def test_rounds_differ_a_little_and_repeat_exactly() -> None:
     """Seeded: the same round is the same run; another one is another."""
     arms = arms_of(["least_loaded"])

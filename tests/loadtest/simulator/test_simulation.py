@@ -277,22 +277,6 @@ def test_what_others_sent_is_not_known_in_time(note_lag_s: float) -> None:
         assert shown == (len(known), bool(known), 3 * SIZE if known else 0)
 
 
-def test_a_batch_must_fit_into_a_step() -> None:
-    """More seats than tokens in a step would starve decodes: refused."""
-    with pytest.raises(ValueError, match="max_num_seqs 10 is above"):
-        simulate(
-            conversations(1),
-            create("random"),
-            replace(SMALL, max_num_seqs=10, max_num_batched_tokens=5),
-        )
-
-
-def test_an_unknown_engine_is_named() -> None:
-    """The error lists what there is."""
-    with pytest.raises(ValueError, match=r"unknown engine 'abacus' \(allowed: h100-8b"):
-        simulate(conversations(1), create("random"), Setup(engine="abacus"))
-
-
 def test_nothing_to_do() -> None:
     """An empty workload is simulated, too."""
     found = simulate(workload(), create("random"), SMALL)

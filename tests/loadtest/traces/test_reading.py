@@ -21,7 +21,6 @@ def without(line: dict[str, Any], field: str) -> dict[str, Any]:
 
 BAD = [
     ("mooncake", b"{nonsense", "JSON is malformed"),
-    ("mooncake", b'{"timestamp": 5', "JSON is malformed: Input data was truncated"),
     ("mooncake", b"[1, 2]", "Expected `object`, got `array`"),
     (
         "mooncake",
@@ -29,7 +28,6 @@ BAD = [
         "timestamp: 4,000 ms is before the last line's 5,000",
     ),
     ("mooncake", mooncake(-1, 600, [1, 2]), "timestamp: -1.* out of range; allowed: 0 to"),
-    ("mooncake", mooncake(1e15, 600, [1, 2]), "timestamp: .* out of range"),
     ("mooncake", mooncake(9e13, 600, [1, 2]), "timestamp: .* more than a year after"),
     ("mooncake", mooncake("soon", 600, [1, 2]), "timestamp: Expected `float.*got `str`; allowed"),  # type: ignore[arg-type]
     (
@@ -37,13 +35,9 @@ BAD = [
         mooncake(5000, 0, []),
         "input_length: 0 is out of range; allowed: 1 to 16,777,216",
     ),
-    ("mooncake", mooncake(5000, -600, [1]), "input_length: -600 is out of range"),
     ("mooncake", b'{"timestamp":1,"input_length":1' + b"0" * 5000 + b"}", ".*"),
-    ("mooncake", mooncake(5000, 10**18, [1]), "input_length: 1,000,000,000,000,000,000 is out of"),
     ("mooncake", mooncake(5000, 600, [1]), "hash_ids: 1 ids for input_length 600; allowed: 2"),
-    ("mooncake", mooncake(5000, 600, [1, 2, 3]), "hash_ids: 3 ids for"),
     ("mooncake", mooncake(5000, 600, [1, -2]), "hash_ids: -2 is out of range"),
-    ("mooncake", mooncake(5000, 600, [1, 2**64]), "hash_ids: 18,.* is out of range"),
     (
         "mooncake",
         mooncake(5000, 600, [1, 2], output_length=-1),
@@ -58,12 +52,9 @@ BAD = [
     ("mooncake", mooncake(5000, 600, [1, 2], block_size=16), "block_size: 16; allowed: 512"),
     ("mooncake", without(GOOD["mooncake"], "hash_ids"), "hash_ids: missing; allowed: a list"),
     ("mooncake", without(GOOD["mooncake"], "timestamp"), "timestamp: missing; allowed: a number"),
-    ("mooncake", without(GOOD["mooncake"], "output_length"), "output_length: missing"),
     ("messages", {**ASKED, "messages": []}, "messages: missing or empty"),
     ("messages", {**ASKED, "messages": [{"content": "a"}]}, "messages: number 0 has no role"),
-    ("messages", {**ASKED, "output_length": -1}, "output_length: -1 is out of range"),
     ("messages", {**ASKED, "pre_gap": -1}, "pre_gap: -1"),
-    ("messages", {**ASKED, "delay": 1e12}, "delay: 1,000,000,000,000"),
     ("messages", without(ASKED, "output_length"), "output_length: missing"),
 ]
 
