@@ -7,6 +7,7 @@ copies each field into the record. No prompt text, key or token is ever a field.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import threading
@@ -180,7 +181,10 @@ def start(
     # No line shows the caller, so logging need not walk through frames for it.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    stream = FileIO(sys.stderr.fileno(), "w", closefd=False)
+    if sys.stderr is None:  # it was closed at the start
+        stream = FileIO(os.devnull, "w")
+    else:
+        stream = FileIO(sys.stderr.fileno(), "w", closefd=False)
     writer = LineWriter(stream, JsonFormatter() if as_json else TextFormatter(), lost=lost)
     root = logging.getLogger()
     root.handlers[:] = [writer]
