@@ -7,8 +7,7 @@ import secrets
 import socket
 from typing import TYPE_CHECKING
 
-from router.base.messages import decode_record
-from router.cluster import Orders, OrderShare, PoolShare, RecordShare, SharedState, Sharing
+from router.cluster import OrderShare, PoolShare, RecordShare, SharedState, Sharing
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.outbox import Outbox
 from router.cluster.pause_share import share_pauses
@@ -28,7 +27,7 @@ class Cluster:
 
     names: Candidates by the names that all routers know.
     peers, outbox: What other routers say, and what is said to them.
-    store, orders, sharing: Redis, and what goes through it. None: no Redis is configured.
+    store, sharing: Redis, and what goes through it. None: no Redis is configured.
     queues: The queues of other routers.
     """
 
@@ -38,7 +37,6 @@ class Cluster:
         self.peers: Peers | None = None
         self.outbox: Outbox | None = None
         self.store: RedisStore | None = None
-        self.orders: OrderShare | None = None
         self.sharing: Sharing | None = None
         self.queues: Elsewhere = ALONE
         if not config.redis.is_configured and peer_name is None:
@@ -70,10 +68,9 @@ class Cluster:
             self.store = RedisStore(
                 config.redis, router=name, password=redis_password, names=parts.names
             )
-            self.orders = _orders(parts, self.store)
             self.sharing = Sharing(
                 self.store,
-                _shares(parts, self.store, self.peers, self.outbox, self.orders),
+                _shares(parts, self.store, self.peers, self.outbox),
                 caches=parts.caches,
                 names=self.names,
                 lease_s=config.redis.lease_s,
@@ -82,29 +79,11 @@ class Cluster:
             parts.metrics.watch_sharing(self.sharing.state)
 
 
-def _orders(parts: Parts, store: RedisStore) -> OrderShare:
-    """Share the registry's orders; observers add theirs."""
-    registry, orders = parts.registry, OrderShare(store)
-    orders.add(
-        Orders(
-            key="replicas",
-            decode=decode_record,
-            known=lambda: registry.records,
-            unsaved=registry.unsaved,
-            saved=registry.saved,
-            apply=parts.discovery.watches.apply,
-        )
-    )
-    return orders
-
-
-def _shares(
-    parts: Parts, store: RedisStore, peers: Peers, outbox: Outbox, orders: OrderShare
-) -> SharedState:
+def _shares(parts: Parts, store: RedisStore, peers: Peers, outbox: Outbox) -> SharedState:
     return SharedState(
         peers=peers,
         outbox=outbox,
-        orders=orders,
+        orders=OrderShare(store, parts.registry, parts.discovery.watches.apply),
         records=RecordShare(
             store,
             peers=peers,

@@ -25,7 +25,7 @@ from router.base.roles import Role, Transfer
 from router.base.wire_types import Count, Keys, Number, Seconds, Text
 
 MAX_ORDERS = 4_096
-"""Orders of one kind that are read."""
+"""Orders that are read."""
 
 MAX_GROUPS = 256
 """KV groups of a model; real ones have ten at most."""

@@ -9,7 +9,7 @@
     outbox           our requests, as notes for the others
     peers            what the others' notes change here
     pool_share       who lists the shared pool, and what was learned of it
-    order_share      what operators ordered, by kind
+    order_share      what operators ordered about replicas
     pause_share      that an engine was paused or resumed
     record_share     which replica had a session's last turn, and which one issued a response
 
@@ -19,9 +19,9 @@ once, and every router goes on with its own view.
 """
 
 from router.cluster.link import Link
-from router.cluster.order_share import Orders, OrderShare
+from router.cluster.order_share import OrderShare
 from router.cluster.pool_share import PoolShare
 from router.cluster.record_share import RecordShare
 from router.cluster.sharing import SharedState, Sharing
 
-__all__ = ["Link", "OrderShare", "Orders", "PoolShare", "RecordShare", "SharedState", "Sharing"]
+__all__ = ["Link", "OrderShare", "PoolShare", "RecordShare", "SharedState", "Sharing"]

@@ -12,22 +12,19 @@ from router.cluster.redis_connection import RedisConnection
 
 
 class StoreFacts(Struct, frozen=True, kw_only=True):
-    """What was found at `open`. None: Redis does not say."""
+    """What was found at `open`."""
 
     address: str
     server: str  # redis, valkey
     version: str
     incarnation: str  # another one: Redis was emptied in between
-    used_bytes: int | None
-    max_bytes: int | None  # 0: no bound
-    warnings: tuple[str, ...] = ()
 
 
-async def memory_of(connection: RedisConnection) -> tuple[int | None, int | None, str]:
-    """Ask for memory in use and allowed, and what happens beyond; refuse to be evicted."""
+async def check_memory(connection: RedisConnection) -> None:
+    """Ask what happens when memory is full; refuse to be evicted."""
     (reply,) = await connection.ask_all([("INFO", "memory")])
     if not isinstance(reply, bytes):  # the ACL user may not ask
-        return None, None, ""
+        return
     lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
     info: dict[str, Any] = {name: value for name, _, value in lines}
     max_bytes, policy = int(info.get("maxmemory", 0)), info.get("maxmemory_policy", "")
@@ -36,7 +33,6 @@ async def memory_of(connection: RedisConnection) -> tuple[int | None, int | None
             f"maxmemory-policy {policy} may evict the table of holders, and blocks would "
             "be credited to others: set it to noeviction, or use a Redis of its own"
         )
-    return int(info["used_memory"]), max_bytes, policy
 
 
 def other_schema(found: bytes, base: str, namespace: str) -> StoreRefused:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator, Mapping
+from typing import Final
 
 from router.base.messages import (
     MAX_ORDERS,
+    ReplicaRecord,
     SessionState,
+    decode_record,
     decode_session,
     encode,
 )
@@ -19,8 +21,6 @@ from router.replicas.response_owners import ResponseKey
 _SESSIONS_A_CALL: Final = 500
 _MAX_IDENTITY: Final = 1_024
 OWNER_TIMEOUT_S: Final = 0.25  # a request waits; elsewhere than at its owner it would be in vain
-
-_Order = TypeVar("_Order")
 
 
 class RedisRecords:
@@ -77,22 +77,22 @@ class RedisRecords:
             return None
         return found.decode(errors="replace")
 
-    async def orders(self, key: str, decode: Callable[[bytes], _Order]) -> dict[str, _Order]:
-        """Read the orders of one kind, by name; see `Orders`."""
-        flat = await self._connection.ask("HGETALL", self._base + key)
-        orders: dict[str, _Order] = {}
+    async def orders(self) -> dict[str, ReplicaRecord]:
+        """Read what operators ordered, by identity of the replica."""
+        flat = await self._connection.ask("HGETALL", self._base + "replicas")
+        orders: dict[str, ReplicaRecord] = {}
         for name, packed in zip(flat[::2], flat[1::2], strict=True):
             try:
                 if len(orders) >= MAX_ORDERS:
                     raise ValueError("too many orders")
-                orders[name.decode()] = decode(packed)
+                orders[name.decode()] = decode_record(packed)
             except ValueError:
                 self.num_garbage += 1
         return orders
 
-    async def put_order(self, key: str, name: str, order: Any) -> None:
+    async def put_order(self, identity: str, record: ReplicaRecord) -> None:
         """Write an order."""
-        await self._connection.ask("HSET", self._base + key, name, encode(order))
+        await self._connection.ask("HSET", self._base + "replicas", identity, encode(record))
 
     def _response(self, key: ResponseKey) -> str:
         return f"{self._base}response:{key}"

@@ -50,7 +50,7 @@ from router.base.messages import (
 from router.cluster import redis_scripts as scripts
 from router.cluster.redis_connection import RedisConnection, Subscription, Word
 from router.cluster.redis_errors import is_out_of_memory
-from router.cluster.redis_facts import StoreFacts, memory_of, other_schema
+from router.cluster.redis_facts import StoreFacts, check_memory, other_schema
 from router.cluster.redis_log import LogPart, LogReader, read_logs
 from router.cluster.redis_records import RedisRecords
 from router.cluster.redis_scripts import Script, Scripts
@@ -136,23 +136,17 @@ class RedisStore:
         """Connect, check whether this Redis can be used, and create the namespace if it is new."""
         try:
             await self._scripts.load()
-            used_bytes, max_bytes, policy = await memory_of(self._connection)
+            await check_memory(self._connection)
             await self._look("", b"")
         except (TypeError, ValueError, AttributeError, LookupError) as exc:
             raise StoreRefused(_NOT_REDIS) from exc
         server = self._connection.server
         assert server is not None
-        warnings: tuple[str, ...] = ()
-        if max_bytes and policy.startswith("volatile"):
-            warnings = (f"maxmemory-policy {policy} evicts leases: noeviction is better",)
         return StoreFacts(
             address=server.address,
             server=server.name,
             version=server.version,
             incarnation=self._incarnation,
-            used_bytes=used_bytes,
-            max_bytes=max_bytes,
-            warnings=warnings,
         )
 
     async def close(self) -> None:
@@ -242,13 +236,9 @@ class RedisStore:
         held = await self._scripts.run(scripts.HOLD, self._router, self._lease_ms, *wanted)
         return frozenset(id_ for id_, is_ours in zip(wanted, held, strict=True) if is_ours)
 
-    async def release(self, stream_ids: Iterable[StreamId]) -> None:
-        """Release leases."""
-        await self._scripts.run(scripts.RELEASE, self._router, "0", *stream_ids)
-
     async def leave(self, stream_ids: Iterable[StreamId] = ()) -> None:
         """Release leases, and end as a living router."""
-        await self._scripts.run(scripts.RELEASE, self._router, "1", *stream_ids)
+        await self._scripts.run(scripts.RELEASE, self._router, *stream_ids)
 
     async def beat(self, load: bytes) -> Beat:
         """Send a heartbeat, with what this router has in flight."""

@@ -69,7 +69,7 @@ async def test_what_routers_follow_is_read(
     for stream in streams:
         delta = Delta(stream_id=stream, changes=(TierChange("gpu", pack_keys([1, 2])),))
         await store.write([delta])  # type: ignore[list-item]
-    await store.records.put_order("replicas", "added", ReplicaRecord(url="http://10.0.0.6:8000"))
+    await store.records.put_order("added", ReplicaRecord(url="http://10.0.0.6:8000"))
 
     found = await looked(settings)
 
