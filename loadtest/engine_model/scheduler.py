@@ -112,17 +112,23 @@ class SchedulerStats:
     __slots__ = (
         "between_tokens_s",
         "num_between_tokens",
+        "num_cache_hits",
+        "num_cache_queries",
         "num_computed_tokens",
         "num_finished",
+        "num_generation_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_steps",
     )
 
     def __init__(self) -> None:
+        self.num_cache_queries = 0  # tokens
+        self.num_cache_hits = 0  # tokens
         self.num_preemptions = 0
         self.num_prompt_tokens = 0
         self.num_computed_tokens = 0  # prompt tokens, those of preempted requests again
+        self.num_generation_tokens = 0
         self.num_between_tokens = 0  # gaps between two tokens of a reply
         self.between_tokens_s = 0.0  # their sum
         self.num_finished = 0
@@ -228,6 +234,7 @@ class Scheduler:
                 stats.between_tokens_s += gap_s
                 stats.num_between_tokens += num_more
             request.last_token_s = now_s
+            stats.num_generation_tokens += num_more
             answered.append(request)
             if request.num_output_tokens == request.num_reply_tokens:
                 request.finished = any_finished = True
@@ -349,6 +356,8 @@ class Scheduler:
         request.num_computed_tokens = num_held_tokens
         if request.num_preemptions == 0:  # what was loaded counts, even if the last one is computed
             request.num_cached_tokens = max(num_held_tokens, request.num_cached_tokens)
+            self.stats.num_cache_queries += request.num_tokens
+            self.stats.num_cache_hits += num_held_tokens
 
     def _num_loadable(self, request: Request, hit: Sequence[int]) -> int | None:
         """Count the leading tokens to have after a load; 0: there is none. None: ask again."""

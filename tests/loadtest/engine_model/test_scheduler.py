@@ -102,6 +102,8 @@ def test_a_known_prefix_is_not_computed_again_but_for_the_last_token() -> None:
     assert run(scheduler) == [[4]]
     assert again.num_cached_tokens == 4
     assert again.num_created_tokens == 4
+    assert scheduler.stats.num_cache_queries == 24
+    assert scheduler.stats.num_cache_hits == 8
 
 
 def test_generated_tokens_can_be_hit_but_for_the_last_one() -> None:
