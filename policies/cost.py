@@ -37,9 +37,10 @@ class MinTtft(Policy, frozen=True, kw_only=True):
 class KvAware(Policy, frozen=True, kw_only=True):
     """Choose the lowest cost to all requests: `ttft + work x min(alpha x arrivals x (queue + work
     / 2) / (1 - busy), conversations / 2)`. The first part is the request's own wait, as in
-    `min_ttft`. The second part is the delay for others, each of which waits at most once. So a
-    prompt stays at its cache until the queue there costs more than computing it again costs all
-    requests. A new conversation goes to a replica with fewer live ones.
+    `min_ttft`. The second part is the delay for others, each of which waits at most once. Only
+    conversations with room there count, because a silent one is not delayed. So a prompt stays at
+    its cache until the queue there costs more than computing it again costs all requests. A new
+    conversation goes to a replica with fewer of them.
     """
 
     name: ClassVar[str] = "kv_aware"

@@ -171,7 +171,7 @@ class Snapshot(Struct, frozen=True, kw_only=True, gc=False):
     seed: int
     request: RequestView
     replicas: tuple[ReplicaView, ...]
-    # Conversations that live at each replica, in the same order, the request's own left out.
+    # Conversations with room at each replica, in the same order, the request's own left out.
     num_sessions: tuple[int, ...] = ()  # empty: not known
     arrivals_per_s: float = 0.0  # requests to all of them, in the last minute or so
 

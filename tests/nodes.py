@@ -21,8 +21,8 @@ from router.observers.sessions.session_ledger import SessionLedger
 from router.observers.sessions.turn_share import share_turns
 from router.records.outcome import Outcome
 from router.replicas import Booking, Fleet, Lease, Replica, ServedModel
-from router.replicas.conversations import Conversations
 from router.replicas.registry import Registry
+from router.scheduling.conversations import Conversations
 from tests.engine import BLOCK_SIZE
 
 UNIT = CostModel(base_ms=0.0, ms_per_token=1.0, ms_per_mtoken2=0.0)
@@ -66,7 +66,7 @@ class Node:
             metrics=self.metrics,
             **settings,
         )
-        self.queues = QueueShare(self.fleet, names=names, outbox=self.outbox, peers=self.peers)
+        self.queues = QueueShare(self.fleet.conversations, outbox=self.outbox, peers=self.peers)
         self.ledger = SessionLedger()
         share_turns(
             self.ledger,

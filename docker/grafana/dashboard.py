@@ -229,7 +229,7 @@ ROWS = [
             Panel("Waiting in the router", "Prompts in the router's queue.", [Query(f"warmroute_waiting_requests{{{ROUTER}}}", "{{instance}}")], "none", width=6, height=5),
             Panel("Waits, P90", "How long prompts waited in the router, by class.", [Query(quantile(0.9, "class_wait_seconds", "class") + OR_NONE, "{{class}}")], "s", width=6, height=5),
             Panel(
-                "Out of the queue", "Why prompts left the queue: they fit (room), the engine was idle (idle), or queue.max_wait_s was over (waited_out). Refused: why they were refused.",
+                "Out of the queue", "Why prompts left the queue: their conversation has room (room), the engine had nothing to compute (idle), or queue.max_wait_s was over (waited_out). Refused: why they were refused.",
                 [
                     Query(rate("released_total", "why") + OR_NONE, "{{why}}"),
                     Query(rate("queue_refused_total", "class, reason") + OR_NONE, "refused {{class}}: {{reason}}"),

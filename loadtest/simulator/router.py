@@ -26,11 +26,12 @@ from router.index.claims import Claim
 from router.records.outcome import Outcome
 from router.replicas.candidate_state import EngineLoad
 from router.replicas.fleet import Fleet
-from router.replicas.ledger import NOTHING, Booking, InFront, Lease
+from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Replica, ServedModel
 from router.request.plan import Placement, Plan
-from router.request.results import Prompt, Tries
+from router.request.results import Prompt, Tries, Wait
 from router.scheduling.queue import Queue
+from router.scheduling.waiting import ANYWHERE, NOTHING, InFront, Where
 
 _EXPIRE_EVERY_S = 1.0  # as router.run does
 _PEERS: Final = "nixl"
@@ -111,15 +112,21 @@ class Router:
         """Return the keys of a prompt's full blocks."""
         return prompt.keys(self._contract)
 
-    def plan(self, prompt: Prompt, now_s: float, in_front_ms: InFront = NOTHING) -> Plan:
+    def plan(
+        self,
+        prompt: Prompt,
+        now_s: float,
+        in_front_ms: InFront = NOTHING,
+        where: Where = ANYWHERE,
+    ) -> Plan:
         """Decide where a request goes now."""
         self._catch_up(now_s)
-        return self._place.plan(prompt, Tries(), in_front_ms)
+        return self._place.plan(prompt, Tries(), in_front_ms, where)
 
-    def commit(self, prompt: Prompt, plan: Plan, now_s: float) -> Placement:
+    def commit(self, prompt: Prompt, plan: Plan, now_s: float, why: str | None = None) -> Placement:
         """Carry out a plan: from here on the request's load and blocks count."""
         self._now_s = now_s
-        return self._place.commit(prompt, Tries(), plan)
+        return self._place.commit(prompt, Tries(wait=Wait(released=why)), plan)
 
     def rebook(self, prompt: Prompt, placement: Placement, now_s: float) -> None:
         """Book a request again at its decode replica: its prompt is computed by now."""

@@ -31,10 +31,9 @@ from policies.hashing import mix
 from policies.policy import Policy
 from router.api.sessions import session_hash
 from router.base.contracts import KEY_MASK, BlockKey
-from router.replicas.ledger import InFront
 from router.request.plan import Plan
 from router.request.results import Prompt
-from router.scheduling.waiting import Waiting
+from router.scheduling.waiting import InFront, Waiting, Where
 
 TOO_SLOW = "too slow"  # why a queue refuses turns
 _FIRST_REPLY_BLOCK = 1 << 63  # names of reply blocks start here; a workload's are smaller
@@ -178,15 +177,16 @@ class _Simulation:
         if queue is None or not queue:
             return
 
-        def look(waiting: Waiting, in_front_ms: InFront) -> Plan:
-            plan = waiting.item.plan = router.plan(waiting.item.prompt, now_s, in_front_ms)
+        def look(waiting: Waiting, in_front_ms: InFront, where: Where) -> Plan:
+            prompt = waiting.item.prompt
+            plan = waiting.item.plan = router.plan(prompt, now_s, in_front_ms, where)
             waiting.answers_at = plan.candidate.id
             return plan.helper or plan
 
         queue.release(
             now_s,
             look,
-            lambda waiting, *_: self._send(router, waiting.item, waiting.item.plan, now_s),
+            lambda waiting, _, why: self._send(router, waiting.item, waiting.item.plan, now_s, why),
             lambda waiting, *_: self._reject(waiting, now_s),
         )
         if queue and router not in self._looked_at:
@@ -197,13 +197,20 @@ class _Simulation:
         self._looked_at.discard(router)
         self._release(router, now_s)
 
-    def _send(self, router: Router, arrival: _Arrival, plan: Plan, now_s: float) -> None:
+    def _send(
+        self,
+        router: Router,
+        arrival: _Arrival,
+        plan: Plan,
+        now_s: float,
+        why: str | None = None,
+    ) -> bool:
         ticket = Ticket(
             turn=arrival.turn,
             placed=arrival.prompt,
             arrival_s=arrival.at_s,
             num_out=arrival.num_out,
-            placement=router.commit(arrival.prompt, plan, now_s),
+            placement=router.commit(arrival.prompt, plan, now_s, why),
             router=router,
         )
         helper = ticket.placement.helper
@@ -212,6 +219,7 @@ class _Simulation:
             self._others.began(prompt, now_s)
         self._others.began(ticket, now_s)
         self._request(ticket if helper is None else prompt, now_s)
+        return True
 
     def _request(self, ticket: Ticket, now_s: float) -> None:
         """Send a turn, or its prompt, to its engine."""

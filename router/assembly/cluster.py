@@ -14,7 +14,7 @@ from router.cluster.pause_share import share_pauses
 from router.cluster.peers import Peers
 from router.cluster.queue_share import QueueShare
 from router.cluster.redis_store import RedisStore
-from router.replicas.elsewhere import ALONE, Elsewhere
+from router.scheduling.elsewhere import ALONE, Elsewhere
 
 if TYPE_CHECKING:
     from router.assembly.parts import Parts
@@ -61,9 +61,7 @@ class Cluster:
         sleepers.on_order = share_pauses(
             sleepers.follow, names=self.names, outbox=self.outbox, peers=self.peers
         )
-        self.queues = QueueShare(
-            parts.fleet, names=self.names, outbox=self.outbox, peers=self.peers
-        )
+        self.queues = QueueShare(parts.fleet.conversations, outbox=self.outbox, peers=self.peers)
         if config.redis.is_configured:
             self.store = RedisStore(
                 config.redis, router=name, password=redis_password, names=parts.names

@@ -203,6 +203,7 @@ class Began(Struct, frozen=True, array_like=True, tag="began"):
     is_from_pool: bool = False  # where the fetched tokens are read
     num_disk_tokens: Count = 0  # of these, so many from SSD
     is_batch: bool = False  # its class
+    is_visit: bool = False  # its conversation has no room after it
 
 
 class Answered(Struct, frozen=True, array_like=True, tag="answered"):

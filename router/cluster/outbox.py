@@ -42,8 +42,8 @@ from router.cluster.candidate_names import CandidateNames
 from router.index.cache_view import CacheView
 from router.index.claims import Claim
 from router.metrics import Metrics
-from router.replicas.conversations import Conversations
 from router.replicas.ledger import Lease
+from router.scheduling.conversations import Conversations
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +134,7 @@ class Outbox:
             is_from_pool=booking.is_from_pool,
             num_disk_tokens=booking.num_disk_tokens,
             is_batch=booking.is_batch,
+            is_visit=booking.is_visit,
         )
         self._open[lease.number] = _Own(began=note, begun_s=lease.begun_s)
         self._last = lease.number

@@ -38,9 +38,9 @@ from router.cluster.notes import NoteKinds
 from router.index.cache_view import CacheView
 from router.index.claims import Claim
 from router.metrics import Metrics
-from router.replicas.conversations import Conversations
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease
+from router.scheduling.conversations import Conversations
 
 logger = logging.getLogger(__name__)
 
@@ -261,6 +261,7 @@ class Peers:
             is_ours=False,
             session_hash=note.session_hash if num_tokens else None,  # else it had no prompt
             is_batch=note.is_batch,
+            is_visit=note.is_visit,
         )
         work.lease = self._fleet.load.admit(candidate, booking, work.begun_s)
         keys = self._unpacked(note)
@@ -303,7 +304,7 @@ class Peers:
         if work is None:
             return
         if work.lease is not None:
-            self._fleet.load.end(work.lease, now_s, None)
+            self._fleet.load.end(work.lease, now_s, None, is_answered=computed)
             if computed and work.session_hash is not None:
                 booking = work.lease.booking
                 num_tokens = booking.num_uncached_tokens + booking.num_cached_tokens

@@ -191,16 +191,16 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=0.1,
             le=10,
-            description="share of a cache that live conversations may fill",
+            description="share of a cache for conversations; the rest is for their growth",
         ),
-    ] = 0.9
+    ] = 0.8
     max_wait_s: Annotated[
         Seconds,
         Meta(
-            description="maximum time in the queue; after it the prompt is sent first, even if the "
-            "cache is full. Class batch: twice as long"
+            description="maximum time that a prompt waits for room; then it is sent for one turn, "
+            "whatever the cache holds. Class batch: twice as long"
         ),
-    ] = 300.0
+    ] = 600.0
     deadline_s: Annotated[
         Seconds | None,
         Meta(

@@ -90,7 +90,8 @@ REPLICA: Final[list[Family[RankState]]] = [
         "Live conversations at the replica",
         lambda r: [((r.status.id,), r.num_sessions)]),
     Family("warmroute_footprint_ratio", "replica",
-        "Size of the live conversations as a share of its cache; shared beginnings count once",
+        "Size of the live conversations, waiting ones included, as a share of its cache; shared "
+        "beginnings count once",
         lambda r: [] if r.footprint_ratio is None else [((r.status.id,), r.footprint_ratio)]),
     Family("warmroute_kv_events_total", "replica kind",
         "KV events of the replica, by kind",

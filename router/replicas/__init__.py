@@ -4,11 +4,11 @@ State, synchronous; `now_s` is an argument; no I/O. `Fleet` is the way in: membe
 """
 
 from router.replicas.candidate_state import CandidateStatus, EngineLoad
-from router.replicas.conversations import Conversation, Conversations
 from router.replicas.fleet import Fleet
 from router.replicas.health import HealthRules, HealthState, ProbeFailure
 from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate, Replica, ServedModel
+from router.scheduling.conversations import Conversation, Conversations
 
 __all__ = [
     "Booking",

@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from policies.view import CandidateId, CostModel
 from router.index.behind import NOTHING_BEHIND, Behind
 from router.index.hit_length import KvLayout
-from router.replicas.conversations import Conversations
 from router.replicas.cost_fit import PRIOR
 from router.replicas.health import HealthRules
 from router.replicas.load import Load
 from router.replicas.members import Members
 from router.replicas.offers import Offers
+from router.scheduling.conversations import Conversations
 
 
 def _ignore(*_: object) -> None:

@@ -15,60 +15,14 @@ are kept in work (tokens, pairs), not in ms, so that a newly learned cost model 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
-from typing import Final
+from collections.abc import Collection
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from policies.view import CandidateId, CostModel
+from router.base.recent import RecentShare
 from router.replicas.cost_fit import Work, mtoken2
-from router.replicas.recent import RecentShare
-
-MAX_MS: Final = 300.0
-"""How much idle time is kept for the next prompt: about the work that an engine has ready. With
-more, a burst of prompts would use idle time from before it came, and evict what others need
-later."""
-
-BUSY_SHARE: Final = 0.2
-"""This share of busy time counts as idle. Real engines whose prompts take 0.1 s are hardly ever
-seen idle: without it a prompt of 35 ms waited up to 5 s."""
-
-
-class IdleTime:
-    """How long an engine had no prefill since a prompt was last sent for its idle time.
-
-    It is for prompts whose conversation exceeds the cache. Computing one again on an idle engine
-    delays no other request, so such a prompt need not wait for room. It is sent once the engine has
-    been idle for as long as the prompt costs (`router.scheduling.queue`).
-
-    `BUSY_SHARE` of the other time counts, too. An engine that was never used has `MAX_MS`.
-    """
-
-    __slots__ = ("_is_idle", "_saved_ms", "_since_s")
-
-    def __init__(self) -> None:
-        self._saved_ms = MAX_MS  # at `_since_s`
-        self._since_s: float | None = None  # None: never used
-        self._is_idle = True
-
-    def switch(self, is_idle: bool, now_s: float) -> None:
-        """Count what follows as idle or busy time."""
-        self._saved_ms, self._since_s = self.saved_ms(now_s), now_s
-        self._is_idle = is_idle
-
-    def saved_ms(self, now_s: float) -> float:
-        """Return how long it was idle, with the share of busy time that counts."""
-        if self._since_s is None:
-            return self._saved_ms
-        share = 1.0 if self._is_idle else BUSY_SHARE
-        return self._saved_ms + 1e3 * share * max(0.0, now_s - self._since_s)
-
-    def spend(self, price_ms: float, now_s: float) -> None:
-        """Use so much idle time, whether it was there or not."""
-        self._saved_ms = min(MAX_MS, self.saved_ms(now_s) - price_ms)
-        self._since_s = now_s
-
 
 _LATE_RATIO = 0.1
 """A head that should be done keeps a tenth of its work, or of the time that it already took. So the
@@ -80,12 +34,6 @@ request waits for something else."""
 
 BUSY_S = 60.0  # time constant of `busy`
 _PACE_DECAY = 0.95  # half of the weight of the pace lies on the last 14 first tokens
-
-
-InFront = Mapping[CandidateId, float]
-"""Compute in ms that waits in a router for a candidate, and goes there before a request."""
-
-NOTHING: Final[InFront] = {}
 
 
 class Foreign(Struct, frozen=True, kw_only=True, gc=False):
@@ -117,6 +65,12 @@ class Booking(Struct, frozen=True, kw_only=True, gc=False):
     session_hash: int | None = None  # of its conversation; None: not known
     is_batch: bool = False  # its class
     num_prompts: int = 1  # of one request; the engine computes each by itself
+    is_visit: bool = False  # its conversation was sent without room
+
+    @property
+    def num_tokens(self) -> int:
+        """Count the prompt's tokens."""
+        return self.num_uncached_tokens + self.num_cached_tokens
 
     @property
     def num_mtoken2(self) -> float:
@@ -195,7 +149,6 @@ class Ledger:
         "_prompts_s",
         "_waiting",
         "busy",
-        "idle",
         "num_queued_tokens",
         "num_requests",
         "num_tokens",
@@ -204,7 +157,6 @@ class Ledger:
 
     def __init__(self) -> None:
         self.busy = RecentShare(BUSY_S)  # time with a prefill at work
-        self.idle = IdleTime()  # the other time, as far as it may be spent
         self._waiting: OrderedDict[int, Lease] = OrderedDict()
         self._decoding: dict[int, float] = {}  # `_answer_s` when its first token came
         self._head: Lease | None = None
@@ -267,7 +219,6 @@ class Ledger:
         if self._head is None:
             self._head, self._head_s = lease, now_s
             self.busy.switch(True, now_s)
-            self.idle.switch(False, now_s)
         self._waiting[number] = lease
         self.num_requests += 1
         self.num_waiting += 1
@@ -410,7 +361,6 @@ class Ledger:
             self._head, self._mtoken2 = None, 0.0  # floats drift: an empty queue is exactly empty
             self._booked_s = self._prompts_s = 0.0
             self.busy.switch(False, now_s)
-            self.idle.switch(True, now_s)
         elif self._head is lease:
             self._head, self._head_s = next(iter(self._waiting.values())), now_s
         return True

@@ -15,11 +15,14 @@ from router.index.behind import Behind
 from router.index.footprint import capacity_tokens
 from router.index.hit_length import KvLayout
 from router.records.outcome import Outcome
-from router.replicas.candidate_state import CandidateStatus, EngineLoad
-from router.replicas.conversations import Conversations
-from router.replicas.ledger import NOTHING, Booking, InFront, Lease
+from router.replicas.candidate_state import CandidateState, CandidateStatus, EngineLoad
+from router.replicas.ledger import Booking, Lease
 from router.replicas.members import Members
 from router.replicas.replica import Candidate
+from router.scheduling.conversations import Conversations
+from router.scheduling.waiting import NOTHING, InFront
+
+_USUAL_TOKENS = 10_000  # of a conversation, until there are any
 
 _NUM_KNOWN = 32  # observations before predictions can be held against an engine
 
@@ -85,14 +88,16 @@ class Load:
         state = self._states[candidate]
         self._num_leases += 1
         if booking.session_hash is not None:
-            num_cached_tokens = booking.num_cached_tokens
+            num_tokens, model = booking.num_tokens, state.speed.model
             self._conversations.begin(
                 booking.session_hash,
                 candidate,
-                booking.num_uncached_tokens + num_cached_tokens,
-                num_cached_tokens,
+                num_tokens,
+                booking.num_cached_tokens,
                 now_s,
+                cost_s=1e-3 * (model.prefill_ms(num_tokens, 0) - model.base_ms),
                 is_batch=booking.is_batch,
+                is_visit=booking.is_visit,
             )
         return state.admit(self._num_leases, booking, now_s)
 
@@ -112,9 +117,15 @@ class Load:
                 self._members.changed()
 
     def end(
-        self, lease: Lease, now_s: float, outcome: Outcome | None, *, jitter: float = 0.5
+        self,
+        lease: Lease,
+        now_s: float,
+        outcome: Outcome | None,
+        *,
+        jitter: float = 0.5,
+        is_answered: bool = True,
     ) -> bool:
-        """End a lease, and record its outcome; None: it was another router's.
+        """End a lease, and record its outcome; None: it was another router's, and `is_answered`.
 
         `jitter` is uniform in [0, 1), drawn by the caller: it spreads retries of a failed
         replica. Idempotent: False, and no effect, if the lease was given back before or its
@@ -135,8 +146,12 @@ class Load:
                 members.health_changed(name, was_down, now_s)
         if not is_new:
             return False
-        if lease.booking.session_hash is not None:
-            self._conversations.end(lease.booking.session_hash, now_s)
+        booking = lease.booking
+        if booking.session_hash is not None:
+            is_answered = outcome is Outcome.OK or (outcome is None and is_answered)
+            self._conversations.end(
+                booking.session_hash, booking.num_tokens, now_s, is_answered=is_answered
+            )
         return True
 
     def absolve(self, lease: Lease) -> None:
@@ -186,17 +201,6 @@ class Load:
         state = self._states.get(candidate)
         return state.ledger.queue_at_pace_ms() if state is not None else 0.0
 
-    def has_idle_time(self, candidate: CandidateId, price_ms: float, now_s: float) -> bool:
-        """Return whether a candidate was idle for so long; False: it is not known."""
-        state = self._states.get(candidate)
-        return state is not None and state.ledger.idle.saved_ms(now_s) >= price_ms
-
-    def spend_idle_time(self, candidate: CandidateId, price_ms: float, now_s: float) -> None:
-        """Send a prompt for so much idle time."""
-        state = self._states.get(candidate)
-        if state is not None:
-            state.ledger.idle.spend(price_ms, now_s)
-
     def capacity_tokens(self, candidate: CandidateId) -> int | None:
         """Return how many tokens a candidate's cache holds; None: not known.
 
@@ -210,29 +214,31 @@ class Load:
             return state.candidate.capacity_tokens
         return self._tokens_in(state.candidate, num_blocks)
 
-    def room_tokens(self, candidate: CandidateId, fill: float = 1.0) -> int | None:
-        """Return how many tokens conversations may have there, and come back soon; None: any.
+    def room_tokens(self, candidate: CandidateId) -> int | None:
+        """Return how many tokens of conversations can be kept there; None: any.
 
-        Those in a share `fill` of the cache, or of the CPU tier or pool behind it: what the cache
-        evicts is read again from there. Until a tier or pool evicts, it has all that was computed.
-        In a pool, conversations of other candidates take their part. Neither counts while reading
-        all conversations takes longer than the time in which they come back: then they would wait
-        for reads as they do for computing.
+        In the cache, or in the CPU tier or pool behind it: what the cache evicts is read again from
+        there. Until a tier or pool evicts, it has all that was computed. In a pool, conversations
+        of other candidates take their part. It does not count if computing is faster.
         """
         capacity, behind = self.capacity_tokens(candidate), self._behind(candidate)
-        if capacity is None:
+        if capacity is None or not behind.num_blocks:
+            return capacity
+        state, at = self._states[candidate], self._conversations.at
+        if behind.sharers and not self._is_worth_reading(state, behind):
+            return capacity
+        if not behind.is_full:
             return None
-        num_tokens = fill * capacity
-        state, there = self._states[candidate], self._conversations.num_tokens_at
-        if behind.num_blocks:
-            read_ms = there(candidate) * behind.ms_per_token(state.speed.model)
-            if read_ms <= 1e3 * self._conversations.cycle_s:
-                if not behind.is_full:
-                    return None
-                others = sum([there(other) for other in behind.sharers if other != candidate])
-                held = self._tokens_in(state.candidate, behind.num_blocks) or 0
-                num_tokens = max(num_tokens, fill * held - others)
-        return int(num_tokens)
+        others = sum([at(other).num_tokens for other in behind.sharers if other != candidate])
+        held = self._tokens_in(state.candidate, behind.num_blocks) or 0
+        return max(capacity, held - others)
+
+    def _is_worth_reading(self, state: CandidateState, behind: Behind) -> bool:
+        """Return whether a pool gives a usual conversation sooner than it is computed again."""
+        room, model = self._conversations.at(state.candidate.id), state.speed.model
+        num_tokens = room.num_tokens // max(1, room.num_sessions) or _USUAL_TOKENS
+        compute_ms = model.prefill_ms(num_tokens, 0) - model.base_ms
+        return behind.ms_per_token(model) * num_tokens <= compute_ms
 
     def reads_back(self, candidate: CandidateId) -> bool:
         """Return whether a candidate reads what its cache evicts from a CPU tier or a pool."""

@@ -79,7 +79,7 @@ class Explainer:
         return {
             "where": where,
             "num_sessions": conversations.at(where).num_sessions,
-            "num_session_tokens": round(conversations.num_tokens_at(where)),
+            "num_session_tokens": conversations.at(where).num_tokens,
             "capacity_tokens": self._fleet.load.room_tokens(where),
             "goes_at_once": verdict.goes,
             "why": verdict.why,

@@ -10,11 +10,11 @@ from policies.view import NOTHING_HELD, CandidateId, Holding, ReplicaView
 from router.base.contracts import HashContract
 from router.index.block_index import NO_BLOCKS
 from router.index.cache_view import CacheView
-from router.replicas.conversations import Conversation
 from router.replicas.replica import Candidate
 from router.request.fetch import Fetchable, Fetches
 from router.request.plan import PromptMatch
 from router.request.results import Prompt
+from router.scheduling.conversations import Conversation
 
 _ByContract = dict[HashContract, list[CandidateId]]
 

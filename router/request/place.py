@@ -32,7 +32,7 @@ from router.cluster.outbox import Outbox
 from router.metrics import Metrics
 from router.records.outcome import Outcome
 from router.replicas.fleet import Fleet
-from router.replicas.ledger import NOTHING, Booking, InFront, Lease
+from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate
 from router.request.decide import Deciders
 from router.request.match import Matcher, with_last_turn
@@ -42,6 +42,7 @@ from router.request.results import Prompt, Tries
 from router.request.split import why_here
 from router.request.stay import Stays
 from router.scheduling.classes import BATCH
+from router.scheduling.waiting import ANYWHERE, NOTHING, VISITS, InFront, Where
 from router.upstream import Answer
 
 DECODE: Final = DecodeLoad()
@@ -153,19 +154,26 @@ class Place:
         both = zip(candidates, views, strict=True)
         return frozenset(each.replica.name for each, view in both if view.num_waiting == 0)
 
-    def plan(self, prompt: Prompt, tries: Tries, in_front_ms: InFront = NOTHING) -> Plan:
+    def plan(
+        self,
+        prompt: Prompt,
+        tries: Tries,
+        in_front_ms: InFront = NOTHING,
+        where: Where = ANYWHERE,
+    ) -> Plan:
         """Decide where a request goes, among the replicas that were not tried.
 
         Args:
             prompt: What to place.
             tries: The request's tries so far.
             in_front_ms: Work that waits in the queue and goes to candidates before the request.
+            where: Where its conversation has room.
 
         Raises:
             UnknownModel, NoReplicaAvailable: no replica serves the model, or none that does is up.
         """
         now_s = self._clock()
-        candidates = self.candidates(prompt, tries, now_s)
+        candidates = with_room(self.candidates(prompt, tries, now_s), where)
         policy = self._policy if prompt.read.request is not None else self._plain_policy
         if prompt.variant is not None:
             policy = prompt.variant.policy
@@ -283,6 +291,8 @@ class Place:
             )
         else:
             booking = booking_of(prompt, plan)
+        if tries.wait.released in VISITS:
+            booking = replace(booking, is_visit=True)
         placement = self._begin(prompt, plan, booking, now_s, helper)
         tries.replicas.add(placement.replica)
         self._num_decisions[prompt.read.model] += 1
@@ -298,7 +308,7 @@ class Place:
         """
         now_s, old = self._clock(), placement.lease
         self._fleet.load.end(old, now_s, Outcome.CLIENT_GONE)  # counts neither way
-        booking = booking_of(prompt, plan)
+        booking = replace(booking_of(prompt, plan), is_visit=old.booking.is_visit)
         if is_sent:
             booking = booking.sent(plan.view.num_gpu_tokens)
         placement.lease = self._fleet.load.admit(placement.lease.candidate, booking, now_s)
@@ -408,3 +418,14 @@ class Place:
     def absolve(self, lease: Lease) -> None:
         """Undo what a request's failure counted against its replica."""
         self._fleet.load.absolve(lease)
+
+
+def with_room(candidates: Sequence[Candidate], where: Where) -> Sequence[Candidate]:
+    """Keep the candidates where a conversation has room, or can have some; if there are any."""
+    if where.home is not None:
+        home = tuple([each for each in candidates if each.id == where.home])
+        if home:
+            return home
+    if where.full:
+        return tuple([each for each in candidates if each.id not in where.full]) or candidates
+    return candidates

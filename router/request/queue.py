@@ -23,18 +23,25 @@ from msgspec.structs import replace
 
 from router.base.errors import DeadlineUnmet, QueueFull, TbtUnmet
 from router.base.loop_turns import TURN_S
+from router.base.recent import RecentRate
 from router.config import QueueConfig
 from router.metrics import Metrics
-from router.replicas.elsewhere import ALONE, Elsewhere
 from router.replicas.fleet import Fleet
-from router.replicas.ledger import NOTHING, InFront
-from router.replicas.recent import RecentRate
 from router.request.place import Place
 from router.request.plan import Placement, Plan
 from router.request.results import Prompt, Read, Tries, Variant, Wait
 from router.scheduling.classes import BATCH, INTERACTIVE, ServiceClass, class_of, deadline_ms_of
-from router.scheduling.queue import Limit, Outlook, Queue, Verdict
-from router.scheduling.waiting import DEFAULT_RULES, QueueRules, Waiting
+from router.scheduling.elsewhere import ALONE, Elsewhere
+from router.scheduling.queue import Limit, Outlook, Queue
+from router.scheduling.rules import Verdict
+from router.scheduling.waiting import (
+    DEFAULT_RULES,
+    NOTHING,
+    InFront,
+    QueueRules,
+    Waiting,
+    Where,
+)
 
 LOOK_S: Final = 0.05
 """How often the queue is looked at if nothing else happens: time makes room, too."""
@@ -105,6 +112,10 @@ class WaitingRoom:
         """Yield the requests that wait, in order of arrival."""
         return ((waiting, waiting.item.prompt) for waiting in self._queue)
 
+    def num_before(self, waiting: Waiting) -> int:
+        """Count the requests that go before one in its line."""
+        return self._queue.num_before(waiting)
+
     @property
     def tbt_limit_ms(self) -> float | None:
         """Return the limit on inter-token latency. None: there is none."""
@@ -160,6 +171,7 @@ class WaitingRoom:
             try:
                 placement = self._at_once(waiting, now_s)
             except Exception:
+                self._queue.left(waiting, now_s)
                 self._observe(prompt, "refused", 0.0)
                 raise
             if placement is not None:
@@ -207,6 +219,8 @@ class WaitingRoom:
         return Waiting(
             item=_Seat(prompt, tries, asyncio.get_running_loop().create_future()),
             session=prompt.read.whose.session_hash,
+            group=prompt.read.model,
+            parent=prompt.read.whose.parent_session_hash,
             num_tokens=prompt.num_tokens + prompt.num_more_tokens,
             since_s=now_s,
             is_batch=prompt.service_class == BATCH,
@@ -226,12 +240,16 @@ class WaitingRoom:
         if waiting.deadline_s is not None:
             return None
         seat: _Seat = waiting.item
-        plan = self._place.plan(seat.prompt, seat.tries)
+        self._queue.arrive(waiting, now_s)
+        plan = self._place.plan(seat.prompt, seat.tries, NOTHING, self._queue.where(waiting))
         waiting.answers_at = plan.candidate.id
-        verdict = self._queue.start(waiting, plan.helper or plan, now_s)
+        computing = plan.helper or plan
+        verdict = self._queue.judge(waiting, computing, now_s)
         if not verdict.goes:
             return None
-        return self._commit(waiting, plan, verdict.why, now_s)
+        placement = self._commit(waiting, plan, verdict.why, now_s)
+        self._queue.sent(waiting, computing)
+        return placement
 
     def _commit(self, waiting: Waiting, plan: Plan, why: str, now_s: float) -> Placement:
         """Place a request that may go, and record its wait.
@@ -290,13 +308,13 @@ class WaitingRoom:
                 self._once_changed.add(self._wake)
                 self._timer = asyncio.get_running_loop().call_later(LOOK_S, self.release)
 
-    def _choose(self, waiting: Waiting, in_front_ms: InFront = NOTHING) -> Plan | None:
+    def _choose(self, waiting: Waiting, in_front_ms: InFront, where: Where) -> Plan | None:
         """Plan where a request goes; return the plan for its prompt. None: it is over."""
         seat: _Seat = waiting.item
         if seat.placed.done():
             return None
         try:
-            seat.plan = self._place.plan(seat.prompt, seat.tries, in_front_ms)
+            seat.plan = self._place.plan(seat.prompt, seat.tries, in_front_ms, where)
         except Exception as exc:
             _fail(seat, exc)
             return None
@@ -309,9 +327,9 @@ class WaitingRoom:
 
     def _expect(self, waiting: Waiting, now_s: float) -> None:
         """Refuse a request that has just come if its limits cannot be kept."""
-        plan = self._choose(waiting)
+        plan = self._choose(waiting, NOTHING, self._queue.where(waiting))
         if plan is None:
-            self._queue.remove(waiting)  # it has failed
+            self._queue.remove(waiting, monotonic())  # it has failed
             return
         outlook = self._queue.expect(waiting, plan, now_s)
         seat: _Seat = waiting.item
@@ -319,7 +337,7 @@ class WaitingRoom:
             since_arrival_ms = 1e3 * (now_s - seat.prompt.read.inbound.arrived_s)
             seat.tries.wait = Wait(expected_ttft_ms=since_arrival_ms + outlook.ttft_ms)
         if outlook.spare_ms < 0.0:
-            self._queue.remove(waiting)
+            self._queue.remove(waiting, monotonic())
             self._refuse(waiting, "deadline", -outlook.spare_ms)
 
     def _refuse(self, waiting: Waiting, limit: Limit, excess_ms: float) -> None:
@@ -331,7 +349,7 @@ class WaitingRoom:
             error = DeadlineUnmet if limit == "deadline" else TbtUnmet
             seat.placed.set_exception(error(retry_after_s=retry_after_s))
 
-    def _send(self, waiting: Waiting, plan: Plan, why: str) -> None:
+    def _send(self, waiting: Waiting, plan: Plan, why: str) -> bool:
         seat: _Seat = waiting.item
         now_s = monotonic()
         assert seat.plan is not None
@@ -339,8 +357,9 @@ class WaitingRoom:
             placement = self._commit(waiting, seat.plan, why, now_s)
         except Exception as exc:
             _fail(seat, exc)
-            return
+            return False
         seat.placed.set_result(placement)
+        return True
 
     def _left(self, waiting: Waiting, on_left: Callable[[Plan | None], None]) -> None:
         """Remove a request whose client has left, or which this router's end cuts."""
@@ -353,7 +372,7 @@ class WaitingRoom:
 
     def _remove(self, waiting: Waiting) -> None:
         """Remove a request; end its placement if it was placed and will not be sent."""
-        self._queue.remove(waiting)
+        self._queue.remove(waiting, monotonic())
         placed = waiting.item.placed
         if placed.done() and not placed.cancelled() and placed.exception() is None:
             self._place.abandon(waiting.item.tries, placed.result())
@@ -366,7 +385,7 @@ class WaitingRoom:
         if displaced is None:
             return False
         retry_after_s = self._retry_after_s(now_s)
-        self._queue.remove(displaced)
+        self._queue.remove(displaced, now_s)
         seat: _Seat = displaced.item
         if not seat.placed.done():
             self._refused(seat.prompt, "displaced")

@@ -51,7 +51,7 @@ class Stays:
         if session is None or model is None:
             return None
         fleet.conversations.expire(now_s)
-        id_ = fleet.conversations.home(session)
+        id_ = fleet.conversations.lives_at(session)
         name = "" if id_ is None else id_.partition("#")[0]
         evacuation = fleet.members.evacuations.get(name)
         if evacuation is None or self._clock() >= leaves_at(evacuation, session):

@@ -12,24 +12,29 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import Final, NamedTuple
 
 from policies.view import CandidateId
 from router.base.caller import Caller
 from router.scheduling.shares import Shares
-from router.scheduling.waiting import LinePosition, QueueRules, Waiting
+from router.scheduling.waiting import LATE, LinePosition, QueueRules, Waiting
 
 QUANTUM_MS: Final = 5_000.0
 """Compute after which waiting callers of weight 1 take turns."""
 
 
-class LineKey(NamedTuple):
-    """Requests that one refusal can stop together."""
+SLACK: Final = 2.0  # at a candidate, a prompt goes before those that are this much longer
+ROOM_SLACK: Final = 100.0  # the same of those that wait for room
+MAX_ROOM_SLACK_S: Final = 300.0
 
-    candidate: CandidateId | None  # None: not chosen yet
-    level: int
-    is_home: bool  # their conversations live there
-    is_held: bool = False  # they wait for room in a cache
+
+class LineKey(NamedTuple):
+    """Requests that one refusal can stop together: those for a candidate, or those for room."""
+
+    candidate: CandidateId | None  # None: they wait for room, or were not placed yet
+    group: str | None = None  # these can go to the same replicas
+    needs_room: bool = False
 
 
 class Order:
@@ -69,26 +74,34 @@ class Order:
         num_batch = self._num_there[candidate, True] if for_batch else 0
         return self._num_there[candidate, False] + num_batch
 
-    def num_by_candidate(self) -> dict[CandidateId, int]:
-        """Count the interactive requests for each candidate."""
-        return {
-            candidate: num
-            for (candidate, is_batch), num in self._num_there.items()
-            if num and candidate is not None and not is_batch
-        }
+    @property
+    def num_for_room(self) -> int:
+        """Count the requests that wait for room."""
+        return sum([len(line) for key, line in self._lines.items() if key.needs_room])
+
+    def is_for_room(self, waiting: Waiting) -> bool:
+        """Return whether a request waits for room."""
+        key = self._keys.get(waiting.place.number)
+        return key is not None and key.needs_room
+
+    def num_before(self, waiting: Waiting) -> int:
+        """Count the requests that go before one in its line."""
+        key = self._keys.get(waiting.place.number)
+        return 0 if key is None else bisect_left(self._lines[key], waiting.place)
+
+    def first_for_room(self) -> LinePosition | None:
+        """Return the position of the first interactive request that waits for room."""
+        heads = [line[0] for key, line in self._lines.items() if key.needs_room]
+        return min(heads, default=None)
 
     def work_ms(self, candidate: CandidateId | None) -> float:
         """Sum the compute of the requests for a candidate."""
         return self._work_ms.get(candidate, 0.0)
 
     def end_of(self, candidate: CandidateId | None) -> Waiting | None:
-        """Return the last request for a candidate, without those that wait for room."""
-        ends = [
-            line[-1]
-            for key, line in self._lines.items()
-            if key.candidate == candidate and not key.is_held
-        ]
-        return self._requests[max(ends).number] if ends else None
+        """Return the last request for a candidate."""
+        line = self._lines.get(LineKey(candidate))
+        return self._requests[line[-1].number] if line else None
 
     @property
     def num_batch(self) -> int:
@@ -101,19 +114,18 @@ class Order:
         return shares is not None and shares.is_spent(caller.name)
 
     def last(self) -> Waiting | None:
-        """Return the request to refuse first: lowest class, priority, and longest; O(n)."""
-        if not self._requests:
-            return None
-        return max(self._requests.values(), key=lambda each: each.place[1:])
+        """Return the request to refuse first: of the lowest class and priority, and the last."""
+        ends = [line[-1] for line in self._lines.values()]
+        return self._requests[max(ends, key=lambda each: each[1:]).number] if ends else None
 
-    def add(self, waiting: Waiting, number: int, *, is_home: bool) -> None:
-        """Add a request that no candidate was chosen for yet."""
+    def add(self, waiting: Waiting, number: int, candidate: CandidateId | None) -> None:
+        """Add a request for a candidate; None: it has no room."""
         caller = waiting.caller
-        waiting.place = LinePosition(True, waiting.level, self.is_spent(caller), False, 0.0, number)
+        waiting.place = LinePosition(True, waiting.level, self.is_spent(caller), 0.0, number)
         self._requests[number] = waiting
         self._callers.setdefault(caller.priority, Counter())[caller.name] += 1
         self._in_time[waiting.is_batch][number] = waiting
-        self._join(waiting, LineKey(None, waiting.level, is_home))
+        self._join(waiting, _key_of(waiting, candidate))
 
     def remove(self, waiting: Waiting) -> None:
         """Remove a request."""
@@ -125,24 +137,11 @@ class Order:
         if not names[name]:
             del names[name]
 
-    def put(
-        self,
-        waiting: Waiting,
-        candidate: CandidateId,
-        compute_ms: float,
-        read_ms: float,
-        *,
-        is_home: bool,
-    ) -> None:
-        """Move a request to the line of the candidate that was chosen for it."""
+    def put(self, waiting: Waiting, candidate: CandidateId | None, compute_ms: float) -> None:
+        """Move a request to the line of the candidate that was chosen; None: it has no room."""
         self._leave(waiting)
-        is_held = waiting.held_by == "room"
-        if waiting.place.is_in_time:
-            waiting.place = waiting.place._replace(
-                is_held=is_held, length_ms=0.0 if is_held else compute_ms + read_ms
-            )
         waiting.compute_ms = compute_ms
-        self._join(waiting, LineKey(candidate, waiting.level, is_home, is_held))
+        self._join(waiting, _key_of(waiting, candidate))
 
     def move_late(self, now_s: float) -> None:
         """Move requests that have waited for the maximum to the front."""
@@ -150,10 +149,10 @@ class Order:
             longest_s = self._rules.longest_wait_s(is_batch=is_batch)
             while in_time:
                 number, waiting = next(iter(in_time.items()))
-                if now_s - waiting.since_s < longest_s:
+                if now_s - waiting.since_s < LATE * longest_s:
                     break
                 del in_time[number]
-                self._replace(waiting, LinePosition(False, 0, False, False, 0.0, number))
+                self._replace(waiting, LinePosition(False, 0, False, waiting.since_s, number))
 
     def charge(self, waiting: Waiting, compute_ms: float) -> None:
         """Charge a sent request to its caller's share; O(n) when a caller's state changes."""
@@ -211,9 +210,22 @@ class Order:
         waiting.place = place
         self._join(waiting, key)
 
+    def position(self, waiting: Waiting, number: int) -> LinePosition:
+        """Return where a request belongs that has not waited for the maximum."""
+        compute_s = 1e-3 * waiting.compute_ms
+        if waiting.has_room:
+            key_s = waiting.since_s + SLACK * compute_s
+        else:
+            most_s = inf if waiting.is_first else MAX_ROOM_SLACK_S
+            key_s = waiting.ticket_s + min(ROOM_SLACK * compute_s, most_s)
+        return LinePosition(True, waiting.level, self.is_spent(waiting.caller), key_s, number)
+
     def _join(self, waiting: Waiting, key: LineKey) -> None:
-        self._keys[waiting.place.number] = key
-        insort(self._lines.setdefault(key, []), waiting.place)
+        place = waiting.place
+        if place.is_in_time:
+            place = waiting.place = self.position(waiting, place.number)
+        self._keys[place.number] = key
+        insort(self._lines.setdefault(key, []), place)
         self._num_there[key.candidate, waiting.is_batch] += 1
         self._work_ms[key.candidate] = self.work_ms(key.candidate) + waiting.compute_ms
 
@@ -228,3 +240,10 @@ class Order:
         if not self.num_there(key.candidate, for_batch=True):
             del self._work_ms[key.candidate]  # floats drift
         return key
+
+
+def _key_of(waiting: Waiting, candidate: CandidateId | None) -> LineKey:
+    """Return the line of a request for a candidate; None: it has none, or has to wait for room."""
+    if candidate is not None:
+        return LineKey(candidate)
+    return LineKey(None, waiting.group, needs_room=waiting.session is not None)

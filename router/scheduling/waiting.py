@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
@@ -18,11 +19,20 @@ MAX_PRIORITY: Final = 1000
 BATCH_WAIT_RATIO: Final = 2.0
 """Maximum wait of a batch request, as a multiple of `QueueRules.max_wait_s`."""
 
+LATE: Final = 0.95
+"""A request is late after this share of the maximum wait: the rest is for the window."""
+
 READY_MS: Final = 300.0
 """Work ready inside a replica that is enough. One prompt alone costs up to 60 % of throughput if
 prompts are short (docs/research/queue-window.md)."""
 
 _BATCH_LEVEL: Final = 2 * MAX_PRIORITY + 1
+
+
+InFront = Mapping[CandidateId, float]
+"""Compute in ms that waits in a router for a candidate, and goes there before a request."""
+
+NOTHING: Final[InFront] = {}
 
 
 class QueueRules(Struct, frozen=True, kw_only=True):
@@ -61,15 +71,15 @@ class Candidates(Protocol):
     """State of the replicas that the queue asks for."""
 
     def capacity_tokens(self, candidate: CandidateId) -> int | None:
-        """Return the tokens that a cache holds; None: not known, and everything fits."""
+        """Return the tokens that a cache holds, without what is behind it; None: not known."""
         ...
 
     def reads_back(self, candidate: CandidateId) -> bool:
         """Return whether a replica reads what its cache evicts; a pool's view says it, too."""
         ...
 
-    def room_tokens(self, candidate: CandidateId, fill: float) -> int | None:
-        """Return the tokens for its conversations, in a share `fill` of its cache or behind it.
+    def room_tokens(self, candidate: CandidateId) -> int | None:
+        """Return the tokens of conversations that its cache, or what is behind it, can keep.
 
         None: everything fits, or its cache is not known.
         """
@@ -83,17 +93,22 @@ class Candidates(Protocol):
         """Return how long the work in a replica takes at its recent pace; 0.0: not known."""
         ...
 
-    def has_idle_time(self, candidate: CandidateId, price_ms: float, now_s: float) -> bool:
-        """Return whether a replica has saved this much idle time."""
-        ...
-
-    def spend_idle_time(self, candidate: CandidateId, price_ms: float, now_s: float) -> None:
-        """Subtract this much from a replica's saved idle time."""
-        ...
-
     def tbt_ms(self, candidate: CandidateId, num_tokens: int, now_s: float) -> float | None:
         """Predict the inter-token latency of an answer; None: nothing in flight, or not known."""
         ...
+
+
+class Where(NamedTuple):
+    """Where a policy may send a request."""
+
+    home: CandidateId | None = None  # only there, if it can take requests
+    full: frozenset[CandidateId] = frozenset()  # not there, if there is another
+
+
+ANYWHERE: Final = Where()
+
+VISITS: Final = frozenset({"waited_out", "idle"})
+"""Why a request was sent though its conversation has no room (`Verdict.why`)."""
 
 
 class LinePosition(NamedTuple):
@@ -102,8 +117,7 @@ class LinePosition(NamedTuple):
     is_in_time: bool  # False: waited for the maximum, and goes before all others
     level: int  # see `level_of`
     is_spent: bool  # its caller has used its share
-    is_held: bool  # waits for room in a cache: in order of arrival, behind those that do not
-    length_ms: float  # predicted time to read and to compute the prompt; 0.0 if it is held
+    key_s: float  # see `router.scheduling.order`
     number: int  # order of arrival
 
 
@@ -119,7 +133,12 @@ class Waiting(Struct):
     deadline_s: float | None = None  # time by which its first token must come; None: any
     rules: QueueRules | None = None  # of its own; the order has none
     answers_at: CandidateId | None = None  # as last chosen, if another replica computes the prompt
-    place: LinePosition = LinePosition(True, 0, False, False, 0.0, 0)  # set by the queue
+    group: str | None = None  # requests that can go to the same replicas: their model
+    parent: int | None = None  # the conversation that started this one
+    has_room: bool = False  # its conversation has, where it is; set by the queue
+    is_first: bool = False  # turn of its conversation; set by the queue
+    ticket_s: float = 0.0  # when its conversation first came; set by the queue
+    place: LinePosition = LinePosition(True, 0, False, 0.0, 0)  # set by the queue
     compute_ms: float = 0.0  # predicted time to compute the prompt, as last chosen
     held_by: str | None = None  # what it waits for, as last judged: `Verdict.why`
 

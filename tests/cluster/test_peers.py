@@ -21,8 +21,8 @@ from router.cluster.peers import LEASE_S
 from router.index.cache_view import LINGER_S
 from router.records.outcome import Outcome
 from router.replicas import EngineLoad
-from router.replicas.conversations import Conversations
 from router.replicas.ledger import Booking
+from router.scheduling.conversations import Conversations
 from tests.engine import BLOCK_SIZE
 from tests.nodes import Node, chain_of
 
@@ -48,8 +48,10 @@ def test_a_conversation_has_its_class_at_both_routers() -> None:
     b.receive(a, now_s=1.0)
 
     for node in (a, b):
-        assert node.fleet.conversations.num_tokens_at(R1) > 0
-        assert node.fleet.conversations.num_tokens_at(R1, for_batch=False) == 0
+        assert node.fleet.conversations.working_set(R1).num_tokens > 0
+        last = node.fleet.conversations.last(5)
+        assert last is not None
+        assert last.is_batch
 
 
 # -- as one --------------------------------------------------------------------------------------
@@ -68,7 +70,7 @@ def test_a_request_counts_at_both_routers() -> None:
     session = b.conversations.get(5, 1.0)
     assert session is not None
     assert session.candidate == b.fleet.conversations.home(5) == "r2"
-    assert b.fleet.conversations.at(R2).num_tokens == 10 * BLOCK_SIZE + 1
+    assert session.num_own_tokens == 10 * BLOCK_SIZE + 1
 
     a.first_token(lease, 1.2)
     b.receive(a, now_s=1.2)
@@ -483,6 +485,7 @@ def test_a_session_without_a_name_is_stored_from_its_second_turn_on() -> None:
         lease, _ = a.begin("r1", chain_of(1, 2), float(turn))
         assert a.outbox.take_sessions() == {}
         a.conversations.begin(7, CandidateId("r1"), 32, 0, float(turn))
+        a.conversations.end(7, 32, float(turn))
         a.outbox.began(
             lease, claim=None, num_held_blocks=0, session_hash=7, has_named_session=False
         )

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import CandidateId, CostModel
-from router.replicas.ledger import BUSY_SHARE, MAX_MS, Booking, Foreign, Lease, Ledger
+from router.replicas.ledger import Booking, Foreign, Lease, Ledger
 from tests.effort import examples
 from tests.replicas.work import UNIT, book
 
@@ -20,17 +20,6 @@ def test_counts_waiting_and_decoding() -> None:
     assert (ledger.num_requests, ledger.num_waiting, ledger.num_queued_tokens) == (2, 1, 50)
     assert ledger.end(lease, 0.2)
     assert (ledger.num_requests, ledger.num_waiting, ledger.num_queued_tokens) == (1, 1, 50)
-
-
-def test_idle_time_is_that_without_a_prefill_at_work() -> None:
-    ledger = Ledger()
-    ledger.idle.spend(MAX_MS, 0.0)
-    lease = book(ledger, 1, 0.0)
-    assert ledger.idle.saved_ms(10.0) == BUSY_SHARE * 10_000.0
-    ledger.first_token(lease, 10.0)
-    assert ledger.idle.saved_ms(12.0) == BUSY_SHARE * 10_000.0 + 2_000.0
-    book(ledger, 2, 12.0)
-    assert ledger.idle.saved_ms(13.0) == BUSY_SHARE * 11_000.0 + 2_000.0
 
 
 def test_a_first_token_that_is_long_overdue_is_not_counted_on() -> None:

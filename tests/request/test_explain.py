@@ -31,9 +31,8 @@ async def test_it_says_who_takes_the_room() -> None:
         Engines(1, num_gpu_blocks=160, max_model_len=2400) as engines,
         on_stage(*engines, queue__mode="on") as stage,
     ):
-        for _ in range(2):
-            await stage.ask(chat(words(1, 300)))
-        stage.router.fleet.load.spend_idle_time(CandidateId("r1"), 3_600_000.0, time.monotonic())
+        found, r1 = stage.router.fleet.conversations, CandidateId("r1")
+        found.begin(1, r1, 2_500, 0, time.monotonic(), cost_s=1_000.0)
         waits = (await stage.admin("/admin/explain", chat(words(2, 300)))).json()["queue"]
 
     assert (waits["goes_at_once"], waits["why"], waits["where"]) == (False, "room", "r1")

@@ -363,7 +363,7 @@ class Early(Observer):
         capacity = self._fleet.load.capacity_tokens(candidate)
         if capacity is None:
             return True
-        num_live = self._fleet.conversations.num_tokens_at(candidate)
+        num_live = self._fleet.conversations.working_set(candidate).num_expected_tokens
         return num_live + num_tokens <= _FILL * capacity
 
     async def _send(self, following: _Next, beginning: Beginning, num_cached: int) -> int:

@@ -65,7 +65,10 @@ def queue_fields(room: WaitingRoom, *, is_on: bool) -> dict[str, Any]:
         "longest_s": round(max((now_s - each.since_s for each, _ in room), default=0.0), 1),
         "batch": sum(waiting.is_batch for waiting, _ in room),
         "for": Counter([waiting.held_by or "its turn" for waiting, _ in room]),
-        "shown": [_waiting_fields(*each, now_s) for each in islice(room, MAX_WAITING)],
+        "shown": [
+            {**_waiting_fields(*each, now_s), "before": room.num_before(each[0])}
+            for each in islice(room, MAX_WAITING)
+        ],
     }
 
 

@@ -22,7 +22,7 @@ UNNAMED = {"X-Session-ID": ""}
 
 def num_live(stage: Stage) -> int:
     """Conversations with a place in the working set of the only replica."""
-    return stage.router.conversations.at("r1").num_sessions  # type: ignore[arg-type]
+    return stage.router.conversations.working_set("r1").num_sessions  # type: ignore[arg-type]
 
 
 async def turn(stage: Stage, headers: Json, *texts: str, **fields: int) -> None:
@@ -101,7 +101,8 @@ async def test_a_waiting_prompt_gets_room_when_a_session_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The cache is full of two sessions, one of which computes; a third waits for room."""
-    monkeypatch.setattr("router.scheduling.queue.PATIENCE", 1e9)  # no idle time is enough
+    keeps = "router.scheduling.conversations.Conversations._hold_s"
+    monkeypatch.setattr(keeps, lambda *_: 1e6)  # every pause is worth its room
     slow = TimeModel(base_ms=50.0)
     one, two, three = ({"X-Session-ID": f"{NAME} {number}"} for number in range(3))
     settings = {"queue__mode": "on", "health__interval_s": 60.0}
