@@ -198,29 +198,6 @@ def test_obeys_answers_yes_and_no() -> None:
     assert not stored_by(contract, ExtraKeys(cache_salt="t1")).is_plain
 
 
-MEDIA = json.loads((Path(__file__).parent / "data" / "media_vectors.json").read_text())["chains"]
-
-
-@pytest.mark.parametrize("vector", MEDIA)
-def test_chains_with_items_are_vllms(vector: dict[str, Any]) -> None:
-    """Blocks that images overlap hash as in vLLM's engine core, hashed at once or in two pieces."""
-    contract = HashContract(algorithm=vector["algorithm"], block_size=vector["block_size"])
-    extra, ids = extra_of(vector), vector["token_ids"]
-    media = [contracts.MediaSpan(*item) for item in vector["items"]]
-    cut = len(vector["digests"]) // 2
-    start = cut * contract.block_size
-    later = [(name, first - start, end - start) for name, first, end in vector["items"]]
-
-    whole = contract.digests(None, ids, extra, media)
-    head = contract.digests(None, ids[:start], extra, media)
-    tail = contract.digests(
-        head[-1] if head else None, ids[start:], extra, [contracts.MediaSpan(*i) for i in later]
-    )
-
-    assert [digest.hex() for digest in whole] == vector["digests"]
-    assert head + tail == whole
-
-
 AHEAD = json.loads((Path(__file__).parent / "data" / "lookahead_vectors.json").read_text())
 
 

@@ -20,10 +20,3 @@ async def test_only_a_terminal_gets_the_token(tmp_path: Path) -> None:
 
     assert shown.strip() == f"{stage.admin_url}/#token={SECRET}-token"
     assert piped.output == f"{stage.admin_url}/\n"
-
-
-def test_without_a_router_there_is_no_link() -> None:
-    result = run("page", "--admin", "http://127.0.0.1:9")
-
-    assert result.exit_code == 1
-    assert "is `warmroute serve` running" in result.output

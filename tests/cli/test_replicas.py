@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -67,18 +66,6 @@ async def test_what_is_refused_is_one_line(args: tuple[str, ...], said: str) -> 
     assert said in result.stderr
 
 
-async def test_a_token_is_sent(tmp_path: Path) -> None:
-    """As the router wants it."""
-    file = tmp_path / "token"
-    file.write_text("right\n")
-    async with Engines(1) as engines, on_stage(*engines, admin__token_file=file) as stage:
-        refused = await beside(stage, "replicas", "list")
-        listed = await beside(stage, "replicas", "list", "--token-file", str(file))
-
-    assert (refused.exit_code, listed.exit_code) == (1, 0)
-    assert "Error: the admin token is " in refused.stderr
-
-
 def test_an_empty_fleet_says_what_to_do() -> None:
     """No table without rows."""
     assert "warmroute replicas add" in table({"replicas": []})
@@ -97,10 +84,10 @@ def test_what_is_out_says_why() -> None:
 
 
 def test_an_evacuation_says_how_far_it_is() -> None:
-    left = {"sessions": 2, "tokens": 12_000, "requests": 1, "left_s": 9.0, "is_over": False}
+    left = {"sessions": 2, "requests": 1, "left_s": 9.0, "is_over": False}
     replica = {"name": "r1", "url": "http://x", "draining": True, "leaving": False}
     replica |= {"evacuation": left, "waiting_for": "http://x: refused"}
     said = " ".join(table({"replicas": [replica]}).split())
 
-    for part in ("no: draining", "2 live", "12,000 tokens", "1 in flight"):
+    for part in ("no: draining", "2 live", "1 in flight"):
         assert part in said

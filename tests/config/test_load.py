@@ -74,7 +74,6 @@ def test_mappings_come_as_pairs() -> None:
         ("listen: {prot: 3}", "listen.prot", "did you mean 'port'? Allowed: host, port"),
         ("replicas: [{url: 'http://a', evnts: []}]", "replicas[0].evnts", "did you mean 'events'"),
         ("listen: {port: 99999}", "listen.port", "at most 65535"),
-        ("listen: 3", "listen", "must be a mapping, not 3"),
         ("replicas: ['a:1']", "replicas[0].url", "http://HOST:PORT"),
         ("replicas: ['http://a?x=1']", "replicas[0].url", "no query"),
         ("replicas: [{url: 'http://a', name: 'x y'}]", "replicas[0].name", "letters, digits"),
@@ -107,11 +106,6 @@ def test_mappings_come_as_pairs() -> None:
             "is already replicas[0].events[0]",
         ),
         (
-            "replicas: [{url: 'http://a:1', events: ['tcp://a:5', 'tcp://a:5']}]",
-            "replicas[0].events[1]",
-            "is already replicas[0].events[0]",
-        ),
-        (
             "replicas: [{url: 'http://a:1', events: ['tcp://a:1']}]",
             "replicas[0].events[0]",
             "is already replicas[0].url",
@@ -124,52 +118,33 @@ def test_mappings_come_as_pairs() -> None:
         ("mooncake: [{master: 'http://a'}]", "mooncake", "several pools in mooncake.pools"),
         ("mooncake: {master: [1]}", "mooncake.master", "each master is a URL"),
         ("mooncake: {master: ['http://a', 'b:1']}", "mooncake.master", "'b:1' is not a base URL"),
-        ("mooncake: {master: 'http://a,'}", "mooncake.master", "'' is not a base URL"),
         ("admin: {host: 0.0.0.0, open: true}", "admin.open", "not allowed if other hosts can"),
         ("redis: {url: 'http://a:1'}", "redis.url", "redis://HOST:PORT/DB"),
         ("redis: {url: 'redis://a:1/x'}", "redis.url", "redis://HOST:PORT/DB"),
-        ("redis: {url: 'redis://a:b'}", "redis.url", "redis://HOST:PORT/DB"),
-        ("redis: {url: 'redis://a:1?x=1'}", "redis.url", "redis://HOST:PORT/DB"),
         ("redis: {url: 'unix://'}", "redis.url", "unix://PATH"),
         ("redis: {sentinels: ['a']}", "redis.sentinels", "not HOST:PORT"),
         ("redis: {sentinels: ['a:1']}", "redis.sentinel_service", "set both or none"),
-        ("redis: {sentinel_service: m}", "redis.sentinel_service", "set both or none"),
         ("redis: {namespace: 'a b'}", "redis.namespace", "letters, digits"),
         ("redis: {lease_s: 0.1}", "redis.lease_s", "at least 0.5"),
         ("redis: {password: hunter2}", "redis.password", "WARMROUTE_REDIS_PASSWORD"),
-        ("index: {mode: global}", "index.mode", "must be local or redis"),
         ("index: {mode: redis}", "index.mode", "needs redis.url"),
         ("queue: {mode: sometimes}", "queue.mode", "must be auto, on or off, not 'sometimes'"),
         ("queue: {window: 1}", "queue.window", "was removed: a replica has one prompt ready"),
         ("queue: {patience: 1}", "queue.patience", "was removed: use queue.mode off"),
         ("queue: {fill: 0}", "queue.fill", "at least 0.1"),
-        ("queue: {fill: 11}", "queue.fill", "at most 10"),
-        ("queue: {fill: .nan}", "queue.fill", "at least 0.1"),
         ("queue: {tbt_ms: 0}", "queue.tbt_ms", "more than 0"),
-        ("queue: {tbt_ms: 60001}", "queue.tbt_ms", "at most 60000"),
         ("queue: {tbt_ms: fast}", "queue.tbt_ms", "must be a number, not 'fast'"),
         ("queue: {max_wait_s: 0}", "queue.max_wait_s", "more than 0"),
-        ("queue: {fil: 1}", "queue.fil", "did you mean 'fill'"),
         (
             "replicas: [{url: 'http://a', role: decoder}]",
             "replicas[0].role",
             "must be both, prefill or decode, not 'decoder'",
-        ),
-        (
-            "replicas: [{url: 'http://a', transfer: rdma}]",
-            "replicas[0].transfer",
-            "must be store, mooncake or nixl",
         ),
         ("prefill: {transfer: rdma}", "prefill.transfer", "must be store, mooncake or nixl"),
         (
             "replicas: [{url: 'http://a', role: prefill}]",
             "replicas[0].role",
             "prefill needs a partner: set role: decode for another replica with transfer store",
-        ),
-        (
-            "replicas: [{url: 'http://a', role: prefill}, 'http://b']",
-            "replicas[0].role",
-            "needs a partner",
         ),
         (
             "replicas: ['http://b', {url: 'http://a', role: decode}]",
@@ -193,7 +168,6 @@ def test_mappings_come_as_pairs() -> None:
             "replicas[0].bootstrap",
             "http://HOST:PORT",
         ),
-        ("log: {level: loud}", "log.level", "must be debug, info, warning or error"),
     ],
 )
 def test_a_wrong_file_is_refused_by_key(tmp_path: Path, text: str, key: str, said: str) -> None:
@@ -395,12 +369,6 @@ POOLS = f"mooncake: {{pools: [{A}, {B}]}}, replicas: "
             "mooncake.master",
             "has a name; write {name: NAME, master: URL} in mooncake.pools",
         ),
-        ("mooncake: {master: ['a=http://a']}", "mooncake.master", "has a name; write"),
-        (
-            "mooncake: {pools: [{name: a, master: 'a=http://a'}]}",
-            "mooncake.pools[0].master",
-            "has a name",
-        ),
         (
             "mooncake: {pools: [{name: 'x y', master: 'http://a'}]}",
             "mooncake.pools[0].name",
@@ -413,7 +381,6 @@ POOLS = f"mooncake: {{pools: [{A}, {B}]}}, replicas: "
         ),
         (f"mooncake: {{pools: [{A}], master: 'http://b'}}", "mooncake.master", "one of them"),
         (POOLS + "['http://r']", "replicas[0].pool", "several pools; write a, b, or false"),
-        (POOLS + "[{url: 'http://r', pool: true}]", "replicas[0].pool", "write a, b, or false"),
         (
             POOLS + "[{url: 'http://r', pool: c}]",
             "replicas[0].pool",
@@ -430,11 +397,6 @@ POOLS = f"mooncake: {{pools: [{A}, {B}]}}, replicas: "
             "replicas: [{url: 'http://r', pool_layout: 'm@tp_rank:x'}]",
             "replicas[0].pool_layout",
             "'tp_rank:x' is not a layout field; write e.g. tp_rank:0-3",
-        ),
-        (
-            "replicas: [{url: 'http://r', pool_layout: ''}]",
-            "replicas[0].pool_layout",
-            "'' is not a layout f",
         ),
         (
             POOLS + "[{url: 'http://r', pool: a, role: prefill},"

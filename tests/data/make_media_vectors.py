@@ -1,27 +1,21 @@
-"""Name images and hash the blocks behind them with vLLM's own functions.
+"""Name images with vLLM's own functions.
 
     PYTHON_WITH_VLLM tests/data/make_media_vectors.py > tests/data/media_vectors.json
 
 `images`: a picture in base64 and vLLM's identifier of it, for every mode that clients send.
-`chains`: the digests of prompts with items at random places, as its engine core hashes them.
 """
 
 import base64
 import io
 import json
-import os
 import random
 import sys
 from itertools import product
-from types import SimpleNamespace
 
 import vllm
 from PIL import Image
 from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.media.image import ImageMediaIO
-from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core import kv_cache_utils
-from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, hash_block_tokens
 
 MODEL = "/models/a-model"
 MODES = {
@@ -73,64 +67,5 @@ def images(rng):
         }
 
 
-def request(items, lora, salt):
-    """Make what generate_block_hash_extra_keys reads of a Request."""
-    features = [
-        SimpleNamespace(
-            identifier=name.encode().decode(),  # decoded from a message: an object of its own
-            mm_position=SimpleNamespace(offset=start, length=end - start),
-        )
-        for name, start, end in items
-    ]
-    lora_request = lora and SimpleNamespace(lora_name=lora[0], lora_path=lora[1])
-    return SimpleNamespace(
-        mm_features=features, lora_request=lora_request, cache_salt=salt, prompt_embeds=None
-    )
-
-
-def digests(hash_fn, token_ids, block_size, made):
-    """Chain the prompt's blocks as vllm/v1/core/kv_cache_utils.py, get_request_block_hasher."""
-    parent, result, item = None, [], 0
-    for start in range(0, len(token_ids) - block_size + 1, block_size):
-        end = start + block_size
-        extra, item = generate_block_hash_extra_keys(made, start, end, item)
-        parent = hash_block_tokens(hash_fn, parent, token_ids[start:end], extra)
-        result.append(parent.hex())
-    return result
-
-
-def chains(rng):
-    os.environ.pop("PYTHONHASHSEED", None)
-    for algorithm, _ in product(("sha256", "sha256_cbor"), range(30)):
-        hash_fn = get_hash_fn_by_name(algorithm)
-        kv_cache_utils.init_none_hash(hash_fn)
-        pieces, items, num_tokens = [], [], 0
-        for _ in range(rng.randrange(1, 5)):
-            text = rng.randrange(0, 12)
-            length = rng.choice((1, 2, 5, 16, 37))
-            start = num_tokens + text
-            items.append((rng.choice(("a" * 64, "b" * 64, "own")), start, start + length))
-            pieces.append([text, length])
-            num_tokens = start + length
-        token_ids = [rng.randrange(1 << 18) for _ in range(num_tokens + rng.randrange(20))]
-        lora = rng.choice((None, ("sql", "/adapters/sql")))
-        salt = rng.choice((None, "t1"))
-        block_size = rng.choice((1, 4, 16, 32))
-        yield {
-            "algorithm": algorithm,
-            "block_size": block_size,
-            "token_ids": token_ids,
-            "items": items,
-            "lora": lora,
-            "cache_salt": salt,
-            "digests": digests(hash_fn, token_ids, block_size, request(items, lora, salt)),
-        }
-
-
-rng = random.Random(11)
-made_of = {"images": list(images(rng)), "chains": list(chains(rng))}
-for name, made in made_of.items():
-    lines = ",\n".join(json.dumps(vector) for vector in made)
-    head = f'{{"vllm": "{vllm.__version__}", "model": "{MODEL}",' if name == "images" else ","
-    sys.stdout.write(f'{head} "{name}": [\n{lines}\n]')
-sys.stdout.write("}\n")
+lines = ",\n".join(json.dumps(image) for image in images(random.Random(11)))
+sys.stdout.write(f'{{"vllm": "{vllm.__version__}", "model": "{MODEL}", "images": [\n{lines}\n]}}\n')

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import httpx
 import pytest
@@ -51,62 +50,6 @@ def test_the_corpus_has_the_engines_tokens(
         num_compared += 1
 
     assert num_compared >= 80
-
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "plain": {"messages": [{"role": "user", "content": "Mend the parser."}]},
-    "no thinking": {
-        "messages": [{"role": "user", "content": "Mend the parser."}],
-        "chat_template_kwargs": {"enable_thinking": False},
-    },
-    "parts": {
-        "messages": [
-            {
-                "role": "user",
-                "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}],
-            }
-        ]
-    },
-    "continued": {
-        "messages": [
-            {"role": "user", "content": "Say yes."},
-            {"role": "assistant", "content": "Ye"},
-        ],
-        "add_generation_prompt": False,
-        "continue_final_message": True,
-    },
-    "no generation prompt": {
-        "messages": [{"role": "user", "content": "Say yes."}],
-        "add_generation_prompt": False,
-    },
-    "tool result without content": {
-        "messages": [
-            {"role": "user", "content": "List the files."},
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [
-                    {
-                        "id": "c1",
-                        "type": "function",
-                        "function": {"name": "ls", "arguments": '{"path": "ä/ö"}'},
-                    }
-                ],
-            },
-            {"role": "tool", "tool_call_id": "c1", "content": "<|im_end|> a\u2028b"},
-        ]
-    },
-}
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_request_shapes_have_the_engines_tokens(
-    router: Router, replicas: tuple[Engine, Engine], shape: str
-) -> None:
-    """What changes the rendering changes it as in the engine."""
-    body = {"model": "tiny", "max_tokens": 1, **SHAPES[shape]}
-
-    assert router.explain(body)["token_ids"] == replicas[0].tokenize(body)
 
 
 @pytest.mark.parametrize("prompt", ["def f(x):\n    return x\n", [301, 302, 303]])
