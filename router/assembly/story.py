@@ -227,6 +227,7 @@ def _owners(parts: Parts) -> Owners:
         registry=parts.registry,
         fleet=parts.fleet,
         store=parts.cluster.store,
+        ttl_s=parts.config.session.ttl_s,
         is_up=lambda: link is not None and link.is_up,
         metrics=parts.metrics,
     )

@@ -54,6 +54,10 @@ class RecordShare:
                     await self._store.records.put_sessions(sessions, self._ttl_s)
             await asyncio.sleep(_SESSIONS_S)
 
+    def store_responses_again(self) -> None:
+        """Store what was issued here once more: Redis may have lost it."""
+        self._responses.lost()
+
     async def store_responses(self) -> None:
         """Store which replicas issued the responses that came through here, for ever.
 

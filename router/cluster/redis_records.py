@@ -69,6 +69,12 @@ class RedisRecords:
             if isinstance(value, Exception):
                 raise await self._connection.refusal(value)
 
+    async def put_response_owner(self, key: ResponseKey, identity: str, ttl_s: float) -> None:
+        """Write which replica issued a response whose client waits; soon, or StoreUnavailable."""
+        timeout_s = min(OWNER_TIMEOUT_S, self._timeout_s)
+        words = ("SET", self._response(key), identity, "EX", max(1, round(ttl_s)))
+        await self._connection.ask(*words, timeout_s=timeout_s)
+
     async def response_owner(self, key: ResponseKey) -> str | None:
         """Read which replica issued a response; soon, or StoreUnavailable."""
         timeout_s = min(OWNER_TIMEOUT_S, self._timeout_s)

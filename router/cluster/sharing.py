@@ -190,7 +190,10 @@ class Sharing:
         """
         self.num_attempts += 1
         try:
+            is_first = self.facts is None
             self.facts = facts = await self._store.open()
+            if not is_first:  # a Redis that was emptied, or has an older snapshot
+                self._records.store_responses_again()
             subscription = await self._store.subscribe()
         except StoreError as exc:
             raise ExceptionGroup("redis", [exc]) from exc

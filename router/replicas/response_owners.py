@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from hashlib import blake2b
 from itertools import islice
-from typing import Final, NewType
+from typing import NewType
 
 from router.base.bounded import Bounded
 
 ResponseKey = NewType("ResponseKey", str)
-
-_MAX_UNSAVED: Final = 10_000
 
 
 def response_key(response_id: str, owner: str) -> ResponseKey:
@@ -27,11 +25,12 @@ def response_key(response_id: str, owner: str) -> ResponseKey:
 class ResponseOwners:
     """At most `max_responses`; the least recently used one is dropped."""
 
-    __slots__ = ("_identities", "_unsaved")
+    __slots__ = ("_identities", "_saved", "_unsaved")
 
     def __init__(self, *, max_responses: int = 100_000) -> None:
         self._identities: Bounded[ResponseKey, str] = Bounded(max_responses)
-        self._unsaved: Bounded[ResponseKey, str] = Bounded(_MAX_UNSAVED)
+        self._unsaved: Bounded[ResponseKey, str] = Bounded(max_responses)
+        self._saved: Bounded[ResponseKey, str] = Bounded(max_responses)  # of those noted here
 
     def __len__(self) -> int:
         return len(self._identities)
@@ -55,5 +54,13 @@ class ResponseOwners:
 
     def saved(self, owners: Mapping[ResponseKey, str]) -> None:
         """Record that other routers can know these now."""
-        for key in owners:
-            self._unsaved.pop(key, None)
+        for key, identity in owners.items():
+            if self._unsaved.pop(key, None) is not None:
+                self._saved.put(key, identity)
+
+    def lost(self) -> None:
+        """Record that Redis may have lost what was saved: all that was noted here is unsaved."""
+        for key, identity in self._unsaved.items():
+            self._saved.put(key, identity)
+        self._unsaved, self._saved = self._saved, self._unsaved
+        self._saved.clear()

@@ -156,10 +156,10 @@ class Story:
         steps.place.answered(passage.prompt, placement, answer)
         if prompt.read.response_id is not None and prompt.owner is None:
             steps.owners.found(prompt.read, placement, answer)
-        if prompt.read.is_kept:
-            steps.owners.record(prompt.read, placement, answer)
         usage: Usage | None = None
         try:
+            if prompt.read.is_kept:
+                await steps.owners.record(prompt.read, placement, answer)
             usage = await steps.relay.pass_on(passage, reply)
             await self._ends.take()
         except UpstreamError as exc:

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from router.cluster import redis_records
+from router.cluster import record_share, redis_records
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SECRET, Json, Reply, Stage, on_stage
 from tests.faults.tenants import A, B, tenants_file
@@ -249,13 +249,42 @@ async def test_routers_share_what_they_know(
         for stage in (first, second):
             await stage.until(lambda stage=stage: stage.metric("warmroute_redis_up") == 1)  # type: ignore[misc]
         ids = [await create(first) for _ in range(6)]
-        await first.until(lambda: not first.router.responses.unsaved())
+        assert not first.router.responses.unsaved()  # it was written before the answer went out
 
         for response_id in ids:
             assert (await retrieve(second, response_id)).json()["id"] == response_id
         assert second.metric("warmroute_responses_found_total", result="redis") == 6
         assert (await retrieve(second, ids[0])).status == 200
         assert second.metric("warmroute_responses_found_total", result="here") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_another_router_finds_a_tenants_response_at_once(
+    start_redis: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream: bool
+) -> None:
+    """Right after the answer, and after Redis lost its data; what nobody issued stays a 404."""
+    monkeypatch.setattr(redis_records, "OWNER_TIMEOUT_S", 30.0)  # on a busy machine
+    monkeypatch.setattr(record_share, "_RESPONSES_S", 60.0)  # what is written later is too late
+    redis = start_redis()
+    settings = {"redis": redis, "redis__timeout_s": 30.0, "tenants__file": tenants_file(tmp_path)}
+    async with keepers() as engines, AsyncExitStack() as stack:
+        first, second = [
+            await stack.enter_async_context(on_stage(*engines, **settings)) for _ in range(2)
+        ]
+        for stage in (first, second):
+            await stage.until(lambda stage=stage: stage.metric("warmroute_redis_up") == 1)  # type: ignore[misc]
+        for _ in range(20):
+            response_id = await create(first, A, stream=stream)
+            assert (await retrieve(second, response_id, A)).status == 200
+        unseen = await create(first, A, stream=stream)
+
+        redis.client.flushall()
+        await first.until(lambda: first.metric("warmroute_sharing_total", kind="outages") == 1)
+        await first.until(lambda: first.metric("warmroute_redis_up") == 1)
+        await second.until(lambda: second.metric("warmroute_redis_up") == 1)
+        await first.until(lambda: not first.router.responses.unsaved())
+        assert (await retrieve(second, unseen, A)).status == 200
+        assert (await retrieve(second, "resp_unheard_of", A)).status == 404
 
 
 async def test_no_request_fails_because_redis_does(start_redis: Start) -> None:

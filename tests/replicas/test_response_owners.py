@@ -29,6 +29,21 @@ def test_what_was_issued_here_is_shared_once() -> None:
     assert owners.unsaved() == {}
 
 
+def test_what_redis_lost_is_unsaved_again() -> None:
+    """In the order in which it was issued, without what other routers noted."""
+    owners = ResponseOwners()
+    for key in (ONE, TWO):
+        owners.note(key, "east")
+        owners.learn(THREE, "west")
+        owners.saved({ONE: "east"})
+    owners.lost()
+
+    assert owners.unsaved() == {ONE: "east", TWO: "east"}
+    owners.saved({ONE: "east", TWO: "east"})
+    owners.lost()
+    assert list(owners.unsaved()) == [ONE, TWO]
+
+
 def test_a_key_is_of_an_id_and_its_owner() -> None:
     assert response_key("resp_1", "a") != response_key("resp_1", "b")
     assert response_key("resp_1", "a") == response_key("resp_1", "a")
