@@ -24,7 +24,8 @@ Signals:
     SIGTERM       drain in three phases: a supervisor's (router.http.draining)
     SIGINT        without the first phase: a person at a terminal has no front end
     either        a second time: end now; a third time: the system's default action
-                  a second SIGTERM within 2 s is the same order: a supervisor may send it twice
+                  SIGTERM within 2 s of the first is the same order: a supervisor may send it twice,
+                  or after the SIGINT of its terminal
     SIGHUP        read files again
 """
 
@@ -265,15 +266,14 @@ async def _measure_lag(metrics: Metrics) -> None:
 def _handle_signals(router: Router, stop: asyncio.Event, config_reload: Reload | None) -> None:
     """Handle signals from now on, on the running loop."""
     loop = asyncio.get_running_loop()
-    ordered_s = 0.0  # when SIGTERM came first
+    ordered_s = 0.0  # when the first signal came
 
     def end(number: signal.Signals) -> None:
         nonlocal ordered_s
         if not stop.is_set():
             if number == signal.SIGINT:
                 router.draining.skip_grace()
-            else:
-                ordered_s = loop.time()
+            ordered_s = loop.time()
             stop.set()
             return
         if number == signal.SIGTERM and loop.time() - ordered_s < _SAME_ORDER_S:

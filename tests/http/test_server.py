@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import signal
 import socket
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from socket import create_connection
@@ -20,6 +22,7 @@ import pytest
 from aiohttp import web
 
 from router import config
+from router import run as running
 from router.assembly import Router
 from router.base.errors import ConfigError
 from router.http.connection import Connection
@@ -240,6 +243,37 @@ async def test_a_second_signal_ends_at_once() -> None:
                 stage.router.draining.end_now()
 
     assert whole.result().status == 503
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+async def test_a_second_sigterm_within_a_moment_is_the_same_order(
+    monkeypatch: pytest.MonkeyPatch, first: signal.Signals
+) -> None:
+    """Later, or by a person at the terminal, it means now."""
+    handlers: dict[int, Callable[[], None]] = {}
+
+    def add(number: int, call: Callable[..., None], *args: object) -> None:
+        handlers[number] = partial(call, *args)
+
+    def remove(number: int) -> bool:
+        return handlers.pop(number, None) is not None
+
+    async with Engines(1) as (engine,), on_stage(engine) as stage:
+        loop = mock.Mock(add_signal_handler=add, remove_signal_handler=remove)
+        loop.time.return_value = 10.0
+        monkeypatch.setattr(running.asyncio, "get_running_loop", lambda: loop)
+        stop = asyncio.Event()
+        running._handle_signals(stage.router, stop, None)
+        monkeypatch.undo()
+        handlers[first]()
+        assert stop.is_set()
+        loop.time.return_value = 11.9
+        handlers[signal.SIGTERM]()
+        assert not stage.router.draining._now.is_set()
+        loop.time.return_value = 12.1
+        handlers[signal.SIGTERM]()
+        assert stage.router.draining._now.is_set()
+        assert signal.SIGINT not in handlers
 
 
 async def test_a_body_that_arrives_during_the_drain_is_answered() -> None:
