@@ -167,17 +167,14 @@ class Outbox:
         self._told.append(note)
         self.on_note(0.0)
 
-    def tell_later(self, note: Note, num_bytes: int, *, is_urgent: bool = False) -> None:
-        """Add a note to the outbox that is dropped first if too many wait.
-
-        Notes of this kind stay in their order: one that is urgent takes those before it along.
-        """
+    def tell_later(self, note: Note, num_bytes: int) -> None:
+        """Add a note that is dropped first if too many wait; these keep their order."""
         self._later.append((note, num_bytes))
         self._num_later_bytes += num_bytes
         while self._num_later_bytes > self._max_later_bytes:
             self._num_later_bytes -= self._later.popleft()[1]
             self._metrics.notes_dropped.inc()
-        self.on_note(0.0 if is_urgent else LATER_S)
+        self.on_note(LATER_S)
 
     def take_later(self) -> tuple[Note, ...]:
         """Remove and return the notes that may wait, oldest first."""

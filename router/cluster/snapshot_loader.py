@@ -51,6 +51,7 @@ class SnapshotLoader:
 
     async def load(self, stream_id: StreamId) -> Loaded | None:
         """Load a stream's blocks; None: Redis does not have them."""
+        self._end(stream_id, None)  # a wait for it that is over, or has no other end
         result: asyncio.Future[Loaded | None] = asyncio.get_running_loop().create_future()
         self._wanted[stream_id] = _WantedStream(result, time.monotonic() + WAIT_S)
         return await result

@@ -285,12 +285,12 @@ class EngineEvents:
             self._connect(endpoint)
 
     def _connect(self, endpoint: str) -> None:
-        self._reconnect_s = time.monotonic() + self._backoff.next_s()
         if self._connected_to is not None:
             if _has_message(self._sub):  # receiving it after a disconnect aborts: libzmq#2163
-                return
+                return  # once it is taken, the next call connects
             with suppress(zmq.ZMQError):  # it has given up: there is nothing to disconnect
                 self._sub.disconnect(self._connected_to)
+        self._reconnect_s = time.monotonic() + self._backoff.next_s()
         _connect(self._sub, endpoint)
         self._connected_to, self._has_address = endpoint, True
 

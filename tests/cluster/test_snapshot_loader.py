@@ -60,3 +60,15 @@ async def test_a_stream_asked_for_during_a_load_is_in_the_next_one(start_redis: 
             assert loaded.staged.num_blocks() == 2
     finally:
         await store.close()
+
+
+async def test_a_stream_asked_for_twice_leaves_no_wait_without_an_end(start_redis: Start) -> None:
+    """The older wait ends without blocks."""
+    loader = SnapshotLoader(SlowStore(start_redis().url))
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tg:
+        older = tg.create_task(loader.load(R1))
+        await asyncio.sleep(0)
+        newer = tg.create_task(loader.load(R1))
+        assert await older is None
+        loader.cancel()
+    assert newer.result() is None

@@ -183,6 +183,18 @@ async def test_what_comes_before_it_connects_again_is_received() -> None:
             assert await receive_until(source, 1) == [(0, b"payload")]
 
 
+async def test_a_message_that_waits_delays_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is taken, the next call connects, without another pause."""
+    async with left_by_its_publisher() as (source, _):
+        source._reconnect_s = 0.0
+        with monkeypatch.context() as patch:
+            patch.setattr(engine_events, "_has_message", lambda _: True)
+            source._connect(source.endpoint)
+        assert source._reconnect_s == 0.0
+        source._connect(source.endpoint)
+        assert source._reconnect_s > 0.0
+
+
 @pytest.mark.parametrize("has_topic", [True, False])
 async def test_a_replay_brings_what_is_buffered(has_topic: bool) -> None:
     """From the first wanted sequence to the end marker."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from router.http.part import ObserverPart
@@ -43,7 +42,7 @@ def build(router: Router) -> ObserverPart:
     router.metrics.registry.register(spent)
     cluster = router.cluster
     if cluster.outbox is not None and cluster.peers is not None:
-        finish.tell = partial(cluster.outbox.tell_later, is_urgent=True)
+        finish.tell = cluster.outbox.tell_later
         cluster.peers.notes.register(Over, lambda note, *_: finish.receive(note))
         share_turns(
             ledger,

@@ -9,6 +9,7 @@ import pytest
 
 from loadtest.engine_model.time_model import TimeModel
 from router.api.sessions import session_hash
+from router.cluster.outbox import LATER_S
 from router.observers.sessions.finish import FinishRoute
 from router.observers.sessions.session_ledger import SessionLedger
 from tests.faults.stage import SECRET, Engines, Json, Reply, Stage, chat, on_stage, on_stages, words
@@ -209,3 +210,15 @@ async def test_garbage_is_refused_and_not_quoted(
 
     assert reply.status == status
     assert SECRET not in reply.error["message"]
+
+
+async def test_calls_that_come_together_are_one_message(start_redis: Start) -> None:
+    """Other routers learn of all within a moment; no call is urgent."""
+    async with Engines(1) as engines, on_stages(*engines, redis=start_redis()) as stages:
+        outbox = stages[0].router.cluster.outbox
+        assert outbox is not None
+        pauses: list[float] = []
+        outbox.on_note = pauses.append
+        for number in range(20):
+            assert (await finish(stages[0], f"?session_id={number}")).status == 200
+        assert pauses.count(LATER_S) >= 20
