@@ -72,6 +72,7 @@ class ReplicaSeen(Struct, frozen=True, kw_only=True):
     error: str | None = None
     failure: Failure | None = None  # None: it answered, or was not asked
     facts: EngineFacts | None = None
+    num_engines: int = 1  # that answered at its address
     info: ServerInfo | None = ServerInfo()  # None: its /server_info did not answer in time
     publishers: tuple[EventSource, ...] | None = None  # None: it has no /kv_event_sources
     models: tuple[ModelSeen, ...] = ()

@@ -112,6 +112,18 @@ class EngineApi:
             is_paused=await self._is_paused(replica, url),
         )
 
+    async def starts(self, replica: str, url: str, *, num: int) -> frozenset[float]:
+        """Ask over several connections at once when the process that answers started.
+
+        Raises:
+            UpstreamError: as `facts`.
+        """
+        async with asyncio.TaskGroup() as tg:
+            asked = [tg.create_task(self._optional(replica, url, "/metrics")) for _ in range(num)]
+        pages = [task.result() for task in asked]
+        starts = [EngineMetrics(page).started_s() for page in pages if page is not None]
+        return frozenset([each for each in starts if each is not None])
+
     async def models(self, replica: str, url: str) -> tuple[ServedModel, ...]:
         """List the models that a replica serves now, adapters included.
 

@@ -56,10 +56,12 @@ class Status:
         id_, fleet, caches = status.id, self._fleet, self._caches
         replica, stream = fleet.members.replica(status.replica), caches.stream(id_)
         cache, reason = caches.state_and_reason(id_)
-        is_up = fleet.members.is_up(status.replica, time.monotonic())
+        now_s = time.monotonic()
+        is_up = fleet.members.is_up(status.replica, now_s)
         return RankState(
             replica=replica,
             may_be_chosen=is_up and replica.is_offered,
+            has_several_engines=fleet.members.has_several(status.replica, now_s),
             status=status,
             cache=cache,
             reason=reason,

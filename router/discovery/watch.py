@@ -173,7 +173,14 @@ class ReplicaWatch:
             event_ports=facts.event_ports(name, self._config.events, self._replica),
         )
         self._fleet.members.add(replica)
-        self._fleet.members.probe_ok(name, time.monotonic())
+        now_s = time.monotonic()
+        self._fleet.members.probe_ok(name, now_s)
+        if self._fleet.members.note_start(name, facts.started_s, now_s):
+            logger.warning(
+                "several engines answer at the replica's address: predictions are wrong; "
+                "name each engine",
+                extra={"replica": name, "url": self._url},
+            )
         self._pools.attach(replica, self._replica, key_head)
         if replica.publishes_events:
             self._waiting[name] = HISTORY

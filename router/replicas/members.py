@@ -6,7 +6,10 @@ is offered a request (router.replicas.offers), work in flight (router.replicas.l
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,11 +26,14 @@ from router.replicas.signs import Signs
 from router.replicas.speed import Speed
 from router.scheduling.conversations import Conversations
 
+_MOST_STARTS: Final = 16
+_SEVERAL_S: Final = 600.0
+
 
 class Member:
     """A replica, and all that stays with its name until it is another server."""
 
-    __slots__ = ("health", "replica", "signs", "speed", "states")
+    __slots__ = ("health", "replica", "several_s", "signs", "speed", "starts", "states")
 
     def __init__(self, replica: Replica, health: Health, speed: Speed) -> None:
         self.replica = replica
@@ -35,6 +41,8 @@ class Member:
         self.signs = Signs()
         self.speed = speed
         self.states: dict[CandidateId, CandidateState] = {}
+        self.starts: deque[float] = deque(maxlen=_MOST_STARTS)  # of its processes, latest last
+        self.several_s = -math.inf  # when an earlier process was back
 
 
 class Serving(Struct, frozen=True):
@@ -118,6 +126,26 @@ class Members:
                 self.by_name = dict(sorted(self.by_name.items(), key=self._position))
         self._forget_lacking(replica.name)  # it may be another release now
         self._describe(replica)
+
+    def note_start(self, name: str, started_s: float | None, now_s: float) -> bool:
+        """Record when a replica's process started; return whether an earlier one is back.
+
+        Then several engines share its address: a process that has ended does not come back.
+        """
+        member = self.by_name[name]
+        starts = member.starts
+        if started_s is None or (starts and starts[-1] == started_s):
+            return False
+        is_back = started_s in starts
+        if is_back:
+            starts.remove(started_s)
+            member.several_s = now_s
+        starts.append(started_s)
+        return is_back
+
+    def has_several(self, name: str, now_s: float) -> bool:
+        """Return whether several engines shared a replica's address recently."""
+        return now_s < self.by_name[name].several_s + _SEVERAL_S
 
     def remove(self, name: str) -> bool:
         """Remove a replica; its open leases end without effect. False if it was unknown."""

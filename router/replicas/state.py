@@ -27,6 +27,7 @@ class RankState(Struct, frozen=True, kw_only=True):
 
     replica: Replica
     may_be_chosen: bool  # by its health and by orders
+    has_several_engines: bool  # that answer at its address in turn
     status: CandidateStatus  # its load
     cache: str  # how well its cache is known: exact | degraded | blind
     reason: str  # why it is not exact

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,38 @@ async def test_replicas_that_do_not_answer_are_reported() -> None:
     assert "answered 401" in found[2].text
     assert found[2].hint == "--engine-api-key-file FILE"
     assert [replica.facts for replica in report.replicas] == [None, None, None]
+
+
+@asynccontextmanager
+async def behind_one_address(*engines: FakeEngine) -> AsyncIterator[str]:
+    """Hand connections to engines in turn, as a Kubernetes Service does."""
+    turns = itertools.cycle([int(engine.url.rpartition(":")[2]) for engine in engines])
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        engine = await asyncio.open_connection("127.0.0.1", next(turns))
+        await asyncio.gather(copy(reader, engine[1]), copy(engine[0], writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_several_engines_behind_one_address_are_an_error() -> None:
+    """One engine over as many connections is none."""
+    pages = [(200, f"process_start_time_seconds {number}\n") for number in (1, 2)]
+    async with FakeEngine(metrics=pages[0]) as one, FakeEngine(metrics=pages[1]) as other:
+        async with behind_one_address(one, other) as several, behind_one_address(one) as single:
+            report = await checked(several, single)
+
+    found = finding(report, "replica r1", "address")
+    assert found.level == "error"
+    assert found.text.startswith("2 engines answer at http://127.0.0.1:")
+    assert not [each for each in report.of("replica r2") if each.about == "address"]
 
 
 async def test_an_engine_that_hangs_is_awaited_for_a_bounded_time() -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
+from router.observers.live.degraded import degraded
 from router.replicas.replica import candidates_of
+from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import chat, on_stage, words
 from tests.ports import free_port
 
@@ -56,3 +58,24 @@ async def test_another_engine_at_the_address_is_discovered_again(other: dict[str
                 assert again.predicted == again.reported > 0
                 assert replica.block_size == other.get("block_size", before.block_size)
                 assert replica.num_ranks == other.get("data_parallel_size", 1)
+
+
+async def test_several_engines_at_one_address_are_named() -> None:
+    """A process that was gone is back: by the log, `status` and /admin/replicas."""
+    started = "process_start_time_seconds {}\n"
+    async with FakeEngine(metrics=(200, started.format(1))) as engine:
+        async with on_stage(engine, **QUICK) as stage:
+            for number in (2, 3):
+                engine.pages["/metrics"] = (200, started.format(number))
+                num_found = stage.log.count("replica found")
+                await stage.until(
+                    lambda before=num_found: stage.log.count("replica found") > before  # type: ignore[misc]
+                )
+            assert "several engines" not in stage.log
+            engine.pages["/metrics"] = (200, started.format(1))
+            await stage.until(lambda: "several engines answer" in stage.log)
+            await stage.ready()
+            [row] = (await stage.admin("/admin/replicas")).json()["replicas"]
+            assert row["ranks"][0]["has_several_engines"]
+            state = (await stage.admin("/admin/state")).json()
+            assert any("several engines answer" in line for line in degraded(state))

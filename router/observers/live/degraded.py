@@ -50,6 +50,11 @@ def _found(state: State) -> Iterator[str]:
     for each in replicas["shown"]:
         if each["state"] not in ("up", *ON_PURPOSE):
             yield f"replica {each['name']} is {each['state']}: {each['reason']}"
+        elif each.get("several"):
+            yield (
+                f"several engines answer at the address of {each['name']} in turn, so predictions "
+                "are wrong: give each its own URL; for a Kubernetes Service discovery.kubernetes"
+            )
         elif not each.get("caches_prefixes", True):
             yield (
                 f"prefix caching is off at {each['name']}: each prompt is computed from its first "

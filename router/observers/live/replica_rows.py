@@ -85,6 +85,7 @@ def _row(rank: RankState, audited: Mapping[str, float]) -> dict[str, Any]:
         "cache": rank.cache,
         "publishes": replica.publishes_events,
         "caches_prefixes": replica.caches_prefixes,
+        "several": rank.has_several_engines,
         "cache_reason": rank.reason,
         "requests": status.num_requests,
         "waiting": status.num_waiting,
