@@ -91,21 +91,6 @@ async def test_history_before_joining_is_replayed(has_topic: bool) -> None:
             assert followed.stream.counters.history.num_truncated == 0
 
 
-async def test_live_batches_are_applied_and_a_gap_is_replayed() -> None:
-    """A batch that got lost on the way is fetched as soon as the next one shows it."""
-    with Publisher() as publisher:
-        async with following(publisher) as followed:
-            await asyncio.to_thread(publisher.subscribed.wait)
-            publisher.publish(batch(stored(prompt(1))))
-            await followed.until(lambda: followed.num_matched(prompt(1)) == 3)
-            publisher.lose(batch(stored(prompt(2))))
-            publisher.publish(batch(stored(prompt(3))))
-            await followed.until(lambda: followed.num_matched(prompt(3)) == 3)
-
-            assert followed.num_matched(prompt(2)) == 3
-            assert followed.stream.state == "exact"
-
-
 async def test_a_batch_lost_at_the_end_is_found_in_the_quiet() -> None:
     """No later batch shows the gap; asking on a quiet stream does."""
     with Publisher() as publisher:
@@ -117,38 +102,6 @@ async def test_a_batch_lost_at_the_end_is_found_in_the_quiet() -> None:
             await followed.until(lambda: followed.num_matched(prompt(2)) == 3)
 
             assert followed.stream.counters.history.num_gaps == 0
-
-
-async def test_truncated_history_is_accepted() -> None:
-    """What the buffer has lost stays unknown, what it has is used, and the state says so."""
-    with Publisher(buffer_steps=2) as publisher:
-        for number in range(5):
-            publisher.lose(batch(stored(prompt(number))))
-        async with following(publisher) as followed:
-            await followed.until(lambda: followed.num_matched(prompt(4)) == 3)
-
-            assert [followed.num_matched(prompt(n)) for n in range(5)] == [0, 0, 0, 3, 3]
-            assert followed.stream.state == "degraded"
-            assert "lost" in followed.stream.reason
-
-
-async def test_an_engine_that_restarts_in_silence_is_noticed() -> None:
-    """The new process on the same ports has published nothing, and yet the old blocks go."""
-    with Publisher() as first:
-        async with following(first) as followed:
-            await asyncio.to_thread(first.subscribed.wait)
-            first.publish(batch(stored(prompt(1))))
-            first.publish(batch(stored(prompt(2))))
-            await followed.until(lambda: followed.num_matched(prompt(2)) == 3)
-            first.close()
-            with Publisher(ports=(first.ports[0], first.ports[1])) as second:
-                await followed.until(lambda: followed.num_matched(prompt(2)) == 0)
-                second.publish(batch(stored(prompt(3))))
-                await followed.until(lambda: followed.num_matched(prompt(3)) == 3)
-
-                assert followed.num_matched(prompt(1)) == 0
-                assert followed.stream.state == "exact"
-                assert followed.stream.counters.history.num_restarts == 1
 
 
 async def test_a_dead_replay_endpoint_does_not_stop_the_stream() -> None:

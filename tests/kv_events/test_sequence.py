@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,21 +56,6 @@ def test_the_next_in_order_passes_while_a_check_is_wanted() -> None:
     assert subject.wanted is None
 
 
-@pytest.mark.parametrize("new", [(), (2, 3), (2, 3, 4, 5, 6)])
-def test_a_restarted_engine_does_not_pass_as_the_old_one(new: tuple[int, ...]) -> None:
-    """Not reached the last sequence, just passed it, or far beyond: it is another engine."""
-    subject = joined(0, 1, 2)
-    subject.ask()
-
-    verdicts = replay(subject, *new, engine="second")
-
-    assert RESTARTED in verdicts
-    assert APPLY not in verdicts
-    assert subject.wanted == 0
-    assert replay(subject, 0, 1, engine="second") == [BEGIN, APPLY, IGNORE]
-    assert subject.counters.num_restarts == 1
-
-
 def test_a_late_duplicate_is_not_a_restart() -> None:
     """The same batch again is ignored."""
     subject = joined(0, 1, 2)
@@ -96,17 +80,6 @@ def test_without_replay_a_restart_is_seen_live() -> None:
     assert live(subject, 3, engine="second") == [PARTIAL]
     assert live(subject, 0, engine="third") == [BEGIN]
     assert not subject.ask_all()
-
-
-def test_dropped_replies_are_asked_for_again() -> None:
-    """A ROUTER drops beyond its high-water mark: go on from the hole."""
-    subject = history()
-    subject.ask()
-
-    assert replay(subject, 0, 1, 5, 6) == [BEGIN, APPLY, IGNORE, IGNORE, IGNORE]
-    assert subject.wanted == 1
-    assert replay(subject, 1, 2, 3, 4, 5, 6)[-2:] == [APPLY, IGNORE]
-    assert subject.wanted is None
 
 
 def test_a_hole_that_never_closes_is_given_up() -> None:

@@ -140,19 +140,6 @@ async def test_other_topics_are_not_ours() -> None:
         source.close()
 
 
-async def test_messages_of_no_known_shape_are_dropped() -> None:
-    """They cannot be applied; a batch among them leaves a gap that is noticed."""
-    with Publisher() as publisher:
-        source = EngineEvents(publisher.endpoint, None)
-        await link_change(source, True)
-        await asyncio.to_thread(publisher.subscribed.wait)
-        publisher.shout([b"kv", b"short", b"payload"])
-        publisher.publish(b"payload")
-
-        assert await receive_until(source, 1) == [(0, b"payload")]
-        source.close()
-
-
 @asynccontextmanager
 async def left_by_its_publisher() -> AsyncIterator[tuple[EngineEvents, tuple[int, int]]]:
     """Make a source whose publisher has gone, and the ports for the next one."""
