@@ -191,21 +191,6 @@ async def test_a_rewrite_is_whole_whatever_changes_meanwhile(
     assert scene.store.head.position == scene.stream.position
 
 
-async def test_a_router_that_lost_the_lease_stops() -> None:
-    """It writes everything when it has the lease again."""
-    scene = Scene()
-    scene.compute(1)
-    scene.hold(STREAM)
-    scene.store.result = Written.FENCED
-    await scene.flush()
-
-    assert not scene.entry.is_writing
-    scene.store.result = Written.OK
-    scene.hold(STREAM)
-    await scene.flush()
-    assert scene.store.blocks == scene.held
-
-
 @pytest.mark.parametrize("is_taken", [False, True])
 async def test_a_gap_at_a_beat_is_no_rewrite(is_taken: bool) -> None:
     """The lease is not asked for until history is read; another router may write meanwhile."""

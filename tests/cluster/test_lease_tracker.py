@@ -46,14 +46,6 @@ def test_an_end_without_a_begin_is_ignored() -> None:
     assert not begin(made, 7)
 
 
-def test_a_heartbeat_ends_what_it_does_not_list() -> None:
-    """But not what began after it was made: that has a higher number."""
-    made = tracker_of(1, 2, 3)
-
-    assert made.keep({2}, 2) == [1]
-    assert set(made.open) == {2, 3}
-
-
 def test_what_was_lost_is_missing_until_it_is_received() -> None:
     """A listed lease that is unknown here; other old ones stay over."""
     made = tracker_of(1)
@@ -77,16 +69,6 @@ def test_a_heartbeat_received_again_brings_nothing_back() -> None:
     made.keep({3}, 3)
     assert made.keep({1, 2}, 2) == []
     assert (made.missing, set(made.open)) == (set(), {3})
-
-
-def test_a_load_is_the_truth_of_its_moment() -> None:
-    """It brings what is unknown, ends what it lacks, and keeps what began since."""
-    made = tracker_of(1, 2)
-    made.keep({1, 2, 3}, 4)
-    begin(made, 6)
-
-    assert join(made, {2, 3, 5}, 5) == [1]
-    assert (set(made.open), made.missing) == ({2, 3, 5, 6}, set())
 
 
 def test_an_old_load_brings_back_nothing() -> None:

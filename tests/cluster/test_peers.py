@@ -16,8 +16,10 @@ from router.base.messages import (
     Notes,
     SessionState,
     StreamId,
+    pack_keys,
 )
 from router.cluster.peers import LEASE_S
+from router.config import ReplicaConfig
 from router.index.cache_view import LINGER_S
 from router.records.outcome import Outcome
 from router.replicas import EngineLoad
@@ -86,22 +88,6 @@ def test_a_request_counts_at_both_routers() -> None:
     for node in (a, b):
         node.caches.expire_claims(2.0 + LINGER_S)
         assert node.leftovers() == []
-
-
-def test_siblings_at_different_routers_join_the_first() -> None:
-    """What one router's request is computing counts as held at the other, 5 ms later."""
-    a, b = Node("a"), Node("b")
-    policy = create("longest_prefix")
-    first, _ = a.place(policy, chain_of(1, 100, shared=90), 0, 0.0)
-    b.receive(a, now_s=0.005)
-
-    snapshot = b.snapshot(chain_of(2, 100, shared=90), 0, 0.005)
-    second, _ = b.place(policy, chain_of(2, 100, shared=90), 0, 0.005)
-
-    assert second.candidate == first.candidate
-    view = next(v for v in snapshot.replicas if v.id == first.candidate)
-    assert view.num_gpu_tokens == 90 * BLOCK_SIZE
-    assert view.queue_ms > 0.0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -376,7 +362,7 @@ def test_a_claim_ends_when_its_blocks_are_there() -> None:
     assert stream is not None
     stream.is_blind = False  # its state is not blind: blocks are brought, not guessed
     for number in (1, 2):
-        say(b, began(number, claimed=encode_keys(chain_of(number, 3))))
+        say(b, began(number, claimed=pack_keys(chain_of(number, 3))))
     b.caches.index.store(R1, chain_of(1, 3))
     assert stream.on_applied is not None
     stream.on_applied(R1)
@@ -385,12 +371,6 @@ def test_a_claim_ends_when_its_blocks_are_there() -> None:
 
     b.caches.expire_claims(5.0 + LINGER_S)
     assert (b.held("r1", chain_of(1, 3)), b.held("r1", chain_of(2, 3))) == (3, 0)
-
-
-def encode_keys(chain: object) -> bytes:
-    from router.base.messages import pack_keys
-
-    return pack_keys(chain)  # type: ignore[arg-type]
 
 
 # -- streams -------------------------------------------------------------------------------------
@@ -410,7 +390,7 @@ def test_a_note_about_an_unknown_candidate_is_ignored_and_counted() -> None:
 def test_what_was_unknown_is_booked_once_it_is_known() -> None:
     """With the next heartbeat: a replica that this router discovers late; ranks by number."""
     b = Node("b", ("x",))
-    b.registry.add(replica("http://late"))
+    b.registry.add(ReplicaConfig(url="http://late"))
     late = [began(1, "http://late#1"), began(2, "http://late#1"), Answered(2, 9.0)]
     say(b, *late)
     b.find("r2", num_ranks=2)
@@ -418,12 +398,6 @@ def test_what_was_unknown_is_booked_once_it_is_known() -> None:
 
     by_id = {s.id: (s.num_requests, s.num_waiting) for s in b.fleet.load.status(0.0)}
     assert by_id == {"r1": (0, 0), "r2#0": (0, 0), "r2#1": (2, 1)}
-
-
-def replica(url: str) -> object:
-    from router.config import ReplicaConfig
-
-    return ReplicaConfig(url=url)
 
 
 def test_no_notes_are_sent_of_a_removed_replica() -> None:

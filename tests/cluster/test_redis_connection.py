@@ -25,7 +25,6 @@ from tests.redis_servers import (
     binary,
     make_certificate,
     start_sentinel,
-    wait_until,
 )
 from tests.waiting import until
 
@@ -169,13 +168,6 @@ async def test_a_unix_socket_will_do(start_redis: Start, tmp_path: Path) -> None
 # -- wrong servers -------------------------------------------------------------------------------
 
 
-async def test_a_wrong_database_is_named(start_redis: Start) -> None:
-    """Redis has 16 of them."""
-    assert "no such database: see redis.url" in await refused(
-        start_redis().url.replace("/0", "/99")
-    )
-
-
 async def test_what_is_not_redis_is_named(serve: Serve) -> None:
     """A web server, or anything that answers otherwise."""
 
@@ -247,19 +239,6 @@ async def test_no_server_at_the_address_is_unavailable(start_redis: Start) -> No
                 pass
 
 
-async def test_a_server_that_comes_back_is_used_again(start_redis: Start) -> None:
-    """Nothing has to be done about it."""
-    server = start_redis()
-    async with opened(server.url) as store:
-        server.stop()
-        for _ in range(3):
-            with pytest.raises(StoreUnavailable):
-                await store.beat(b"")
-        server.start()
-
-        assert (await store.beat(b"")).routers == {"router-1"}
-
-
 async def test_commands_in_flight_fail_when_the_server_dies(start_redis: Start) -> None:
     """With a StoreUnavailable each, not with what the others' clean-up does to its connection."""
     server = start_redis()
@@ -305,50 +284,6 @@ async def _beat_on(store: RedisStore) -> None:
 
 
 # -- Sentinel -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("version", ["6.2", "7"])
-async def test_a_fail_over_is_followed(start_redis: Start, tmp_path: Path, version: str) -> None:
-    """The master dies: operations fail until Sentinel has another; then all goes on there."""
-    master = start_redis(version)
-    replica = start_redis(version, replicaof=f"127.0.0.1 {master.port}")
-    wait_until(
-        lambda: replica.client.info("replication")["master_link_status"] == "up", "replication"
-    )
-    sentinel = start_sentinel(binary(version), tmp_path / "sentinel", master, "main")
-    wait_until(lambda: _knows_replica(sentinel), "Sentinel to know the replica")
-    with socket.socket() as dead:  # a Sentinel that is not there
-        dead.bind(("127.0.0.1", 0))
-        sentinels = (f"127.0.0.1:{dead.getsockname()[1]}", f"127.0.0.1:{sentinel.port}")
-        try:
-            async with opened(
-                "redis://ignored/1", sentinels=sentinels, sentinel_service="main"
-            ) as store:
-                assert (await store.open()).address == f"127.0.0.1:{master.port}"
-                await store.hold([R1])
-                await store.write([stored(R1, [1])])
-                master.client.wait(1, 10_000)
-                master.stop()
-                await until(lambda: _beats(store))
-
-                assert (await store.open()).address == f"127.0.0.1:{replica.port}"
-                assert await store.write([stored(R1, [2])]) == [Written.OK]
-                assert await blocks(store, [R1]) == {(R1, "gpu"): {1, 2}}
-        finally:
-            sentinel.stop()
-
-
-def _knows_replica(sentinel: RedisServer) -> bool:
-    replicas = sentinel.client.execute_command("SENTINEL", "REPLICAS", "main")
-    return len(replicas) == 1 and b"s_down" not in str(replicas).encode()
-
-
-async def _beats(store: RedisStore) -> bool:
-    try:
-        await store.beat(b"")
-    except StoreUnavailable:
-        return False
-    return True
 
 
 async def test_a_sentinel_is_distinguished_from_a_master(

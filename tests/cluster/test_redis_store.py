@@ -10,7 +10,6 @@ import pytest
 from router.base.contracts import BlockKey, HashContract
 from router.base.errors import EMPTIED, StoreRefused, StoreUnavailable
 from router.base.messages import (
-    SCHEMA,
     Alive,
     Delta,
     Ended,
@@ -43,7 +42,6 @@ from tests.cluster.redis_stores import (
 )
 from tests.fuzz.samples import DEEP_MSGPACK
 from tests.redis_servers import RedisServer, Start
-from tests.waiting import until
 
 OK, FENCED, NO_ROOM = Written
 ALL = (R1, R2, POOL_STREAM)
@@ -88,6 +86,8 @@ async def test_what_was_written_comes_back(store: RedisStore) -> None:
         (R2, "cpu"): 50,
     }
     assert store.num_garbage == 0
+    await store.write([Delta(stream_id=R1, cleared=True)])
+    assert (await store.heads())[R1].position is None
 
 
 async def test_a_log_is_read_in_parts(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,46 +167,6 @@ async def test_a_pool_torn_by_a_flush_is_refused(
             pass
 
 
-async def test_writing_twice_does_nothing_more(store: RedisStore) -> None:
-    """What is said is absolute."""
-    for _ in range(2):
-        await store.write([stored(R1, [1, 2, 3])])
-        await store.write([removed(R2, [3, 4])])
-
-    assert await blocks(store, ALL) == {(R1, "gpu"): {1, 2, 3}}
-
-
-async def test_a_clear_forgets_gpu_and_cpu_at_once(store: RedisStore) -> None:
-    """Others' blocks, and the pool's, stay; and nothing of the old epoch comes back."""
-    await store.write(
-        [
-            stored(R1, range(30)),
-            stored(R1, range(40), "cpu", position=Position(1, b"m")),
-            stored(R2, range(35)),
-            stored(POOL_STREAM, range(10), "pool"),
-            Delta(stream_id=R1, cleared=True),
-            stored(R1, [2]),
-        ]
-    )
-
-    assert await blocks(store, ALL) == {
-        (R1, "gpu"): {2},
-        (R2, "gpu"): set(range(35)),
-        (POOL_STREAM, "pool"): set(range(10)),
-    }
-    assert (await store.heads())[R1].position is None
-    assert await lookup(store, range(40), R1) == {(R1, "gpu"): 0, (R1, "cpu"): 0}
-
-
-async def test_a_pool_of_its_own_can_be_cleared(store: RedisStore) -> None:
-    """The master lost everything."""
-    await store.write(
-        [stored(POOL_STREAM, [1, 2], "pool"), Delta(stream_id=POOL_STREAM, cleared=True)]
-    )
-
-    assert await blocks(store, ALL) == {}
-
-
 async def test_a_pool_needs_no_lease(
     store: RedisStore, shared_redis: RedisServer, namespace: str
 ) -> None:
@@ -244,13 +204,6 @@ async def test_a_look_up_finds_holes_before_an_end(store: RedisStore) -> None:
     assert await lookup(store, [1]) == {}
 
 
-async def test_tier_cpu_counts_blocks_on_either_tier(store: RedisStore) -> None:
-    """The engine moves on from gpu to cpu without a seam."""
-    await store.write([stored(R1, range(30)), stored(R1, range(25, 60), "cpu")])
-
-    assert await lookup(store, range(100), R1) == {(R1, "gpu"): 30, (R1, "cpu"): 60}
-
-
 async def test_a_later_look_up_finds_what_was_added(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,20 +234,6 @@ async def test_only_the_lease_holder_writes(
 
     assert await store.write([stored(R1, [6])]) == [FENCED]
     assert await blocks(store, ALL) == {(R1, "gpu"): {5}}
-
-
-async def test_a_lease_is_taken_over_when_it_expires(
-    shared_redis: RedisServer, namespace: str
-) -> None:
-    """Its holder died."""
-    async with (
-        opened(shared_redis.url, "dead", namespace=namespace, lease_s=0.5) as dead,
-        opened(shared_redis.url, "alive", namespace=namespace, lease_s=60) as alive,
-    ):
-        await dead.hold([R1])
-        await until(lambda: alive.hold([R1]))
-
-        assert await dead.hold([R1]) == frozenset()
 
 
 # -- notes ---------------------------------------------------------------------------------------
@@ -417,16 +356,6 @@ async def test_a_cancelled_question_leaves_no_reply_to_the_next(start_redis: Sta
             assert await store.heads() == {}
 
 
-async def test_forgotten_scripts_are_loaded_again(start_redis: Start) -> None:
-    """A server that was restarted does not know them."""
-    server = start_redis()
-    async with opened(server.url) as store:
-        await store.hold([R1])
-        server.client.script_flush()
-
-        assert await store.write([stored(R1, [n]) for n in (1, 2, 3)]) == [OK, OK, OK]
-
-
 # -- load, sessions, replicas --------------------------------------------------------------------
 
 
@@ -446,22 +375,6 @@ async def test_living_routers_know_each_other_and_their_load(
         assert (await store.beat(b"")).routers == {"router-1"}
         assert await store.loads() == {}
         assert await store.hold([R2, type(R1)("r9#0")]) == {R2, "r9#0"}
-
-
-async def test_a_router_that_dies_is_forgotten(shared_redis: RedisServer, namespace: str) -> None:
-    """After its lease, with its load."""
-    async with (
-        opened(shared_redis.url, "dead", namespace=namespace, lease_s=0.5) as dead,
-        opened(shared_redis.url, "alive", namespace=namespace) as alive,
-    ):
-        await dead.beat(b"x")
-
-        async def is_gone() -> bool:
-            return "dead" not in (await alive.beat(b"")).routers
-
-        await until(is_gone)
-
-        assert await alive.loads() == {}
 
 
 async def test_sessions_are_shared_and_expire(
@@ -630,27 +543,6 @@ async def test_something_else_under_a_key_is_refused(
         await store.records.orders()
     with pytest.raises(StoreRefused, match=r"redis\.namespace"):
         await read(store, R2)
-
-
-@pytest.mark.parametrize(
-    ("schema", "said"),
-    [
-        (0, "delete the keys"),
-        (SCHEMA + 1, "update this router"),
-        ("x", "another program uses the key"),
-    ],
-)
-async def test_another_schema_is_refused(
-    shared_redis: RedisServer, namespace: str, schema: object, said: str
-) -> None:
-    """Rather than misread; the message says which and what to do."""
-    shared_redis.client.hset(f"{{wr:{namespace}}}:meta", "schema", str(schema))
-
-    with pytest.raises(StoreRefused, match=said) as caught:
-        async with opened(shared_redis.url, namespace=namespace):
-            pass
-
-    assert f"has schema {schema}, this router has {SCHEMA}" in caught.value.message
 
 
 @pytest.mark.parametrize("version", ["6.2", "7"])

@@ -292,17 +292,18 @@ async def test_a_redis_that_becomes_a_replica_is_named(start_redis: Start) -> No
         await as_before(stages, engines)
 
 
+@pytest.mark.parametrize("version", ["6.2", "7"])
 async def test_a_sentinel_fails_over(
-    start_redis: Start, tmp_path_factory: pytest.TempPathFactory
+    start_redis: Start, tmp_path_factory: pytest.TempPathFactory, version: str
 ) -> None:
-    """The master is killed; routers find the new one and share through it."""
-    master, replica = start_redis(), start_redis()
+    """The master is killed; routers find the new one and share through it. One Sentinel is gone."""
+    master, replica = start_redis(version), start_redis(version)
     replica.client.replicaof("127.0.0.1", master.port)
-    sentinel = start_sentinel(binary("6.2"), tmp_path_factory.mktemp("s") / "s", master, "wr")
+    sentinel = start_sentinel(binary(version), tmp_path_factory.mktemp("s") / "s", master, "wr")
     try:
         settings = {
             "redis__url": None,
-            "redis__sentinels": (f"127.0.0.1:{sentinel.port}",),
+            "redis__sentinels": (f"127.0.0.1:{free_port()}", f"127.0.0.1:{sentinel.port}"),
             "redis__sentinel_service": "wr",
         }
         async with Engines(2) as engines, on_stages(*engines, redis=replica, **settings) as stages:
