@@ -126,30 +126,6 @@ def test_closed_prefixes_match_exactly(num_blocks: int, lengths: list[tuple[int,
         assert match == BlockMatch(gpu, gpu, max(gpu, min(num_cpu, num_blocks)))
 
 
-def test_many_boundaries_are_all_found() -> None:
-    index = BlockIndex()
-    lengths = random.Random(1).sample(range(1, 2000), 64)
-    asked = [CandidateId(f"r{number}") for number in range(64)]
-    for candidate, length in zip(asked, lengths, strict=True):
-        index.store(candidate, chain(length))
-
-    matches = index.match(chain(2000), asked)
-
-    assert [match.num_gpu_blocks for match in matches.values()] == lengths
-
-
-def test_a_duplicate_survives_the_eviction_of_the_other_copy() -> None:
-    index = BlockIndex()
-    index.store(A, chain(3))
-    index.store(A, chain(3))
-
-    assert index.remove(A, chain(3)) == 0
-    assert index.match(chain(3), [A])[A].num_gpu_blocks == 3
-    assert index.remove(A, chain(3)) == 0
-    assert index.match(chain(3), [A])[A] == NO_BLOCKS
-    assert index.remove(A, chain(3)) == 3
-
-
 @pytest.mark.parametrize(
     ("held", "num_matched"),
     [
@@ -289,18 +265,6 @@ def test_a_claim_of_an_old_epoch_does_not_touch_the_new_one() -> None:
     old.end()
 
     assert index.match(chain(3), [A])[A].num_gpu_blocks == 3
-
-
-def test_the_cpu_tier_prolongs_the_gpu_tier() -> None:
-    index = BlockIndex()
-    index.store(A, chain(4))
-    index.store(A, chain(4, start=4), "cpu")
-    index.store(B, chain(4, start=1), "cpu")
-
-    matches = index.match(chain(10), [A, B])
-
-    assert matches[A] == BlockMatch(4, 4, 8)
-    assert matches[B] == NO_BLOCKS
 
 
 def test_a_cpu_tier_without_removals_is_bounded() -> None:

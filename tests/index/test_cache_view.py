@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 
 from policies.view import CandidateId
-from router.base.contracts import ExtraKeys
 from router.base.messages import KvGroup
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
 from router.index.cache_view import LINGER_S, CacheView
@@ -513,6 +512,3 @@ def test_a_complete_history_needs_no_proof() -> None:
     view.release(claim, computed=True, now_s=0.0)
 
     assert num_matched(view) == 0
-
-
-SQL = ExtraKeys(lora=("sql", "/l/1"))

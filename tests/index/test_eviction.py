@@ -34,53 +34,6 @@ def used(order: EvictionOrder, keys: Sequence[BlockKey], held: Sequence[BlockKey
     return use
 
 
-def test_the_oldest_goes_first_and_its_tail_before_its_head() -> None:
-    """Two blocks of three, then all three and one of the next."""
-    order, other = EvictionOrder(), chain(7, 8)
-    held = [*A, *other]
-    used(order, A, held)
-    used(order, other, held)
-
-    assert order.lost(2, held) == (FirstLost(1, A[1]),)
-    assert order.lost(4, held) == (FirstLost(0, A[0]), FirstLost(1, other[1]))
-
-
-def test_what_is_used_again_goes_last() -> None:
-    """The next turn takes its conversation's blocks along, whatever came in between."""
-    order, other = EvictionOrder(), chain(7, 8)
-    held = [*A, *other]
-    used(order, A, held)
-    used(order, other, held)
-    used(order, A, held)
-
-    assert order.lost(1, held) == (FirstLost(1, other[1]),)
-    assert len(order) == 2
-
-
-def test_a_shared_beginning_is_of_the_last_that_had_it() -> None:
-    """Of the older of two siblings only what it has alone goes first."""
-    order, held = EvictionOrder(), [*A, *B]
-    used(order, A, held)
-    used(order, B, held)
-
-    assert order.lost(2, held) == (FirstLost(2, A[2]), FirstLost(3, B[3]))
-
-
-def test_what_a_running_request_has_is_kept() -> None:
-    """Whichever of two siblings began first, and whichever ends first."""
-    for first, second in ((A, B), (B, A)):
-        for runs, over in ((0, 1), (1, 0)):
-            order, held = EvictionOrder(), [*A, *B]
-            uses = order.begin(first, held), order.begin(second, held)
-            order.end(uses[over], 0.0)
-
-            own = (first, second)[over][2:]
-            assert order.lost(9, held) == (FirstLost(2, own[0]),)
-            order.end(uses[runs], 0.0)
-            assert order.num_running == 0
-            assert order.lost(9, held)[-1] == FirstLost(0, A[0])
-
-
 def test_blocks_removed_twice_are_published_once() -> None:
     """Of a chain that has lost its tail the next block goes; one that lost all is forgotten."""
     order, other = EvictionOrder(), chain(7, 8)
@@ -91,25 +44,6 @@ def test_blocks_removed_twice_are_published_once() -> None:
     assert order.lost(1, other) == (FirstLost(1, other[1]),)
     order.begin(chain(9), other)
     assert len(order) == 1
-
-
-def test_no_block_is_left_to_nobody() -> None:
-    """Siblings take over a beginning that others had: each turn has all of its conversation."""
-    order, turns = EvictionOrder(), (chain(1, 2, 3), chain(1, 2, 3, 4), chain(1, 2, 3, 4, 5))
-    held = [*turns[-1], *chain(1, 9), *chain(1, 8, 7)]
-    first = order.begin(chain(1, 9), held)
-    used(order, turns[0], held)
-    runs = [order.begin(chain(1, 8), held)]
-    order.end(first, 0.0)
-    runs.append(order.begin(chain(1, 8, 7), held))
-    for turn in turns[1:]:
-        used(order, turn, held)
-
-    own = FirstLost(1, turns[-1][1])
-    assert order.lost(9, held) == (FirstLost(1, chain(1, 9)[1]), own)
-    for use in runs:
-        order.end(use, 0.0)
-    assert order.num_running == 0
 
 
 def test_a_reply_goes_before_its_prompt() -> None:

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
+from msgspec.structs import asdict, astuple, replace
 
 from policies import CostModel
 from router.replicas.cost_fit import PRIOR, CostFit, Work, mtoken2
@@ -176,21 +176,7 @@ def test_never_yields_nonsense(seen: list[tuple[int, int, int, int, float | None
         )
         fit.observe(work, ttft_ms, work.predict_ms(fit.model))
 
-    model = fit.model
-    for value in (
-        model.base_ms,
-        model.ms_per_token,
-        model.ms_per_mtoken2,
-        model.ms_per_running,
-        model.ms_per_fetched_token,
-        model.ms_per_cpu_token,
-        model.ms_per_fetch,
-        model.error_ms,
-        model.fetch_error_ms,
-        model.ms_per_disk_token,
-        model.fetched_token_error_ms,
-        model.disk_token_error_ms,
-    ):
+    for value in astuple(fit.model):
         assert math.isfinite(value)
         assert value >= 0.0
 
@@ -198,15 +184,7 @@ def test_never_yields_nonsense(seen: list[tuple[int, int, int, int, float | None
 @settings(max_examples=examples(20))
 @given(scale=st.floats(0.01, 100.0))
 def test_a_wrong_scale_of_the_prior_is_unlearned(scale: float) -> None:
-    engine = CostModel(
-        base_ms=scale * PRIOR.base_ms,
-        ms_per_token=scale * PRIOR.ms_per_token,
-        ms_per_mtoken2=scale * PRIOR.ms_per_mtoken2,
-        ms_per_fetched_token=scale * PRIOR.ms_per_fetched_token,
-        ms_per_cpu_token=scale * PRIOR.ms_per_cpu_token,
-        ms_per_fetch=scale * PRIOR.ms_per_fetch,
-        ms_per_disk_token=scale * PRIOR.ms_per_disk_token,
-    )
+    engine = CostModel(**{name: scale * ms for name, ms in asdict(PRIOR).items()})
     fit = CostFit()
 
     teach(fit, engine, Random(7), 100)
