@@ -191,29 +191,6 @@ async def test_the_last_replica_can_be_removed() -> None:
         assert (ready.status, ready.body) == (503, b"no replica\n")
 
 
-async def test_an_order_reaches_all_routers() -> None:
-    async with (
-        Engines(2) as (engine, added),
-        on_stage(engine) as a,
-        on_stage("http://127.0.0.1:9", engine, ready=False) as b,
-    ):
-        b.router.discovery.watches.apply(a.router.registry.records)
-        await a.ready()
-        await add(a, added, name="east")
-        await a.admin("/admin/replicas/r1/drain", {"draining": True})
-        for _ in range(2):
-            b.router.discovery.watches.apply(a.router.registry.records)
-        await b.until(lambda: any(r.name == "east" for r in b.router.fleet.members.replicas))
-        await b.ready()
-        assert not b.router.discovery.watches.is_offered("r2")  # r1 there is r2 here
-        assert (await b.ask(chat(words(1)))).replica == "east"
-
-        await remove(a, "east")
-        b.router.discovery.watches.apply(a.router.registry.records)
-        await b.until(lambda: nothing_of(b, "east"))
-        assert "replica ordered elsewhere" in b.log
-
-
 async def test_a_replica_that_moves_is_found_at_its_new_address() -> None:
     async with Engines(2) as (old, new), on_stage(**EMPTY) as stage:
         watches = stage.router.discovery.watches

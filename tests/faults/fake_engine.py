@@ -105,6 +105,37 @@ async def _ok(_: web.Request) -> web.StreamResponse:
     return web.json_response({"object": "chat.completion", "choices": []})
 
 
+def streams(
+    *parts: bytes, then: str = "end", kind: str = "text/event-stream", pause_s: float = 0.01
+) -> Handler:
+    """Answer with these parts, and then end the answer, hold it open, or cut the connection."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": kind})
+        await response.prepare(request)
+        for part in parts:
+            await response.write(part)
+            await asyncio.sleep(pause_s)
+        if then == "hold":
+            await asyncio.Event().wait()
+        if then == "cut":
+            hang_up(request)
+        return response
+
+    return answer
+
+
+def first_then(first: Handler, others: Handler) -> Handler:
+    """Answer one request so, wherever it goes, and all others so."""
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked.append(request.host)
+        return await (first if len(asked) == 1 else others)(request)
+
+    return answer
+
+
 def hang_up(request: web.Request) -> None:
     """Cut a request's connection."""
     assert request.transport is not None

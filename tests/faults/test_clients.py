@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from router.request.results import Read
-from tests.faults.fake_engine import FakeEngine
+from tests.faults.fake_engine import FakeEngine, streams
 from tests.faults.stage import (
     KEY,
     SECRET,
@@ -121,14 +121,7 @@ async def test_a_client_that_leaves_a_stream_ends_the_engines_work() -> None:
 
 async def test_a_client_that_leaves_while_the_engine_writes_nothing_ends_its_work() -> None:
     """A stream that pauses does not hide that its client is gone."""
-
-    async def pauses(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b"data: 1\n\n")
-        await asyncio.Event().wait()
-        return response
-
+    pauses = streams(b"data: 1\n\n", then="hold")
     async with FakeEngine(pauses) as engine, on_stage(engine) as stage:
         async with stage.asking(streamed(chat("a"))) as answer:
             await answer.content.readany()
@@ -259,7 +252,6 @@ def nested(depth: int, inner: str = "1") -> bytes:
 
 async def test_bad_bodies_are_refused_by_field() -> None:
     """Each in the API's shape, with the field's name; none of them reaches an engine."""
-    user = {"role": "user", "content": SECRET}
     bodies: list[tuple[bytes | Json, str | None]] = [
         (b"", None),
         (b"no json " + SECRET.encode(), None),
@@ -271,18 +263,10 @@ async def test_bad_bodies_are_refused_by_field() -> None:
         (nested(5000), None),
         (b"[" * 200_000, None),
         ({"model": "tiny"}, "messages"),
-        ({"model": "tiny", "messages": None}, "messages"),
         ({"model": "tiny", "messages": SECRET}, "messages"),
         ({"model": "tiny", "messages": [SECRET]}, "messages[0]"),
         ({"model": "tiny", "messages": [{"content": SECRET}]}, "messages[0].role"),
-        ({"model": "tiny", "messages": [user, {"role": 3}]}, "messages[1].role"),
-        ({"model": "tiny", "messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
-        (chat("a", model=3), "model"),
-        (chat("a", stream="maybe"), "stream"),
-        (chat("a", tools="x"), "tools"),
         (chat("a", tools=[{"function": {}}]), "tools[0].function.name"),
-        (chat("a", cache_salt=3), "cache_salt"),
-        (chat("a", chat_template_kwargs=[1]), "chat_template_kwargs"),
     ]
     async with FakeEngine() as engine, on_stage(engine) as stage:
         for body, param in bodies:
@@ -299,10 +283,6 @@ async def test_bad_completions_are_refused_by_field() -> None:
     """The same for prompts."""
     bodies: list[tuple[Json, str]] = [
         ({}, "prompt"),
-        ({"prompt": 3}, "prompt"),
-        ({"prompt": [1, "a"]}, "prompt[1]"),
-        ({"prompt": [-1]}, "prompt[0]"),
-        ({"prompt": [[1], 2]}, "prompt[1]"),
         ({"prompt": ["a", None]}, "prompt[1]"),
     ]
     async with FakeEngine() as engine, on_stage(engine) as stage:

@@ -5,14 +5,13 @@ What engines write here is what vLLM 0.32 writes. Page: docs/operate/failures.md
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AsyncExitStack
 
 import orjson
 import pytest
 from aiohttp import web
 
-from tests.faults.fake_engine import FakeEngine, Handler, hang_up
+from tests.faults.fake_engine import FakeEngine, Handler, first_then, streams
 from tests.faults.stage import Engines, Json, Stage, arm, chat, on_stage, words
 
 CHAT = "/v1/chat/completions"
@@ -104,15 +103,11 @@ ABORT = {
     ),
 }
 ABORT_AFTER = {
-    "chat": (CHAT, chunk(CHAT, finish_reason="abort") + DONE),
+    **{
+        name: ABORT[name]
+        for name in ("chat", "completion", "message", "message, null", "response, cancelled")
+    },
     "chat, in one": (CHAT, chunk(CHAT, "b", finish_reason="abort") + DONE),
-    "completion": (COMPLETIONS, chunk(COMPLETIONS, finish_reason="abort") + DONE),
-    "message": (MESSAGES, message_delta("abort") + STOP),
-    "message, null": (MESSAGES, message_delta(None) + STOP),
-    "response": (
-        RESPONSES,
-        event({"type": "response.completed", "response": response("cancelled", 3)}),
-    ),
     "long response": (
         RESPONSES,
         event({"type": "response.completed", "response": {"i": "x" * 50_000}
@@ -141,34 +136,9 @@ WHOLE_WELL: dict[str, Json] = {
 }
 
 
-def streams(*parts: bytes) -> Handler:
-    """Answer with a stream; None of its parts are put together."""
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await stream.prepare(request)
-        for part in parts:
-            await stream.write(part)
-            await asyncio.sleep(0.01)
-        return stream
-
-    return answer
-
-
 def whole(value: Json) -> Handler:
     async def answer(_: web.Request) -> web.StreamResponse:
         return web.json_response(value)
-
-    return answer
-
-
-def first_then(first: Handler, others: Handler) -> Handler:
-    """Answer one request so, wherever it goes, and all others so."""
-    asked: list[str] = []
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        asked.append(request.host)
-        return await (first if len(asked) == 1 else others)(request)
 
     return answer
 
@@ -259,19 +229,6 @@ async def outcome_of(path: str, *parts: bytes) -> tuple[str, bytes]:
         return outcome, reply.body
 
 
-@pytest.mark.parametrize(("path", "end"), ABORT_AFTER.values(), ids=ABORT_AFTER)
-@pytest.mark.parametrize("pieces", [1, 3])
-async def test_an_abort_after_tokens_is_passed_on_as_the_replicas_failure(
-    path: str, end: bytes, pieces: int
-) -> None:
-    """Whether it comes at once or in pieces."""
-    parts: tuple[bytes, ...] = (BEGINNING[path], TOKEN[path], end)
-    if pieces == 1:
-        parts = (b"".join(parts),)
-
-    assert await outcome_of(path, *parts) == ("replica_failed", b"".join(parts))
-
-
 CHAT_ERROR = {"error": {"message": "m", "type": "InternalServerError", "param": None, "code": 500}}
 OF_CLIENT = {"error": {"message": "m", "type": "BadRequestError", "param": None, "code": 400}}
 
@@ -330,32 +287,6 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize(("path", "end", "outcome"), ERRORS.values(), ids=ERRORS)
-@pytest.mark.parametrize("pieces", [1, 3])
-async def test_an_error_inside_a_stream_is_passed_on(
-    path: str, end: bytes, outcome: str, pieces: int
-) -> None:
-    """It is the replica's failure, unless it says that the request is wrong."""
-    parts: tuple[bytes, ...] = (BEGINNING[path], TOKEN[path], end)
-    if pieces == 1:
-        parts = (b"".join(parts),)
-
-    assert await outcome_of(path, *parts) == (outcome, b"".join(parts))
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("pieces", [1, 2])
-async def test_a_stream_without_its_last_event_is_the_replicas_failure(
-    path: str, pieces: int
-) -> None:
-    """Though the connection ended as it should."""
-    parts: tuple[bytes, ...] = (BEGINNING[path], TOKEN[path])
-    if pieces == 1:
-        parts = (b"".join(parts),)
-
-    assert await outcome_of(path, *parts) == ("replica_failed", b"".join(parts))
-
-
 LONG = {"instructions": "x" * 90_000}
 GOOD = {
     "chat": (CHAT, WELL[CHAT]),
@@ -390,15 +321,25 @@ GOOD = {
 }
 
 
-@pytest.mark.parametrize(("path", "end"), GOOD.values(), ids=GOOD)
-@pytest.mark.parametrize("pieces", [1, 3])
-async def test_a_stream_that_came_to_its_end_is_ok(path: str, end: bytes, pieces: int) -> None:
-    """Whatever is in it."""
-    parts: tuple[bytes, ...] = (BEGINNING[path], TOKEN[path], end)
-    if pieces == 1:
-        parts = (b"".join(parts),)
+ENDS = {
+    **{f"abort: {name}": (*case, "replica_failed") for name, case in ABORT_AFTER.items()},
+    **{f"error: {name}": case for name, case in ERRORS.items()},
+    **{f"no end: {path}": (path, b"", "replica_failed") for path in PATHS},
+    **{f"good: {name}": (*case, "ok") for name, case in GOOD.items()},
+}
 
-    assert await outcome_of(path, *parts) == ("ok", b"".join(parts))
+
+@pytest.mark.parametrize(("path", "end", "outcome"), ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("pieces", [1, 3])
+async def test_a_stream_is_passed_on_and_judged_by_its_end(
+    path: str, end: bytes, outcome: str, pieces: int
+) -> None:
+    """Aborts, errors and missing ends are the replica's failure, unless the request is wrong."""
+    parts = [part for part in (BEGINNING[path], TOKEN[path], end) if part]
+    if pieces == 1:
+        parts = [b"".join(parts)]
+
+    assert await outcome_of(path, *parts) == (outcome, b"".join(parts))
 
 
 async def test_streams_of_other_routes_may_end_as_they_like() -> None:
@@ -433,15 +374,7 @@ async def test_a_client_that_leaves_at_the_error_does_not_hide_it(path: str) -> 
         RESPONSES: ERRORS["response"][1],
     }
     begun, end = BEGINNING[path] + TOKEN[path], errors[path]
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await stream.prepare(request)
-        await stream.write(begun)
-        await asyncio.sleep(0.01)
-        await stream.write(end)
-        await asyncio.Event().wait()
-        return stream
+    answer = streams(begun, end, then="hold")
 
     async with FakeEngine(answer) as engine, on_stage(engine, **FAR) as stage:
         async with stage.asking(body_of(path, stream=True), path) as reply:
@@ -455,13 +388,7 @@ async def test_a_client_that_leaves_at_the_error_does_not_hide_it(path: str) -> 
 
 async def test_a_client_that_leaves_in_the_middle_is_gone() -> None:
     """What is missing then is no failure of the replica, on any route."""
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await stream.prepare(request)
-        await stream.write(BEGINNING[CHAT] + TOKEN[CHAT])
-        await asyncio.Event().wait()
-        return stream
+    answer = streams(BEGINNING[CHAT] + TOKEN[CHAT], then="hold")
 
     async with FakeEngine(answer) as engine, on_stage(engine, **FAR) as stage:
         for path in (*PATHS, "/v1/audio/speech"):
@@ -517,14 +444,7 @@ async def test_an_abort_is_no_death() -> None:
 
 async def test_a_replica_that_aborts_and_dies_is_no_other_failure() -> None:
     """An abort whose connection then breaks is one failure."""
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await stream.prepare(request)
-        await stream.write(BEGINNING[CHAT] + ABORT["chat"][1])
-        hang_up(request)
-        return stream
-
+    answer = streams(BEGINNING[CHAT] + ABORT["chat"][1], then="cut", pause_s=0.0)
     well = BEGINNING[CHAT] + TOKEN[CHAT] + WELL[CHAT]
     async with FakeEngine(answer) as a, FakeEngine(streams(well)) as b:
         async with on_stage(a, b, policy__name="round_robin", **FAR) as stage:

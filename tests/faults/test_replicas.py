@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from loadtest.emulator.emulator import Emulator
-from tests.faults.fake_engine import MODELS, FakeEngine, hang_up
+from tests.faults.fake_engine import MODELS, FakeEngine, first_then, streams
 from tests.faults.stage import (
     SLOW,
     STUCK,
@@ -120,15 +120,7 @@ async def test_a_client_error_never_counts_and_never_moves_on() -> None:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
 async def test_a_stream_whose_owner_dies_ends_with_an_error_event(path: str) -> None:
     """In the API's own shape, without `[DONE]`; the connection ends cleanly."""
-
-    async def dies(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b'data: {"n":1}\n\n')
-        await asyncio.sleep(0.02)
-        hang_up(request)
-        return response
-
+    dies = streams(b'data: {"n":1}\n\n', then="cut", pause_s=0.02)
     body = streamed(chat("a")) | {"prompt": "a"}
     async with FakeEngine(dies) as engine, on_stage(engine) as stage:
         reply = await stage.ask(body, path)
@@ -145,25 +137,6 @@ async def test_a_stream_whose_owner_dies_ends_with_an_error_event(path: str) -> 
             assert (error["code"], error["type"]) == (502, "BadGatewayError")
         assert stage.metric("warmroute_requests_total", outcome="replica_failed") == 1
         assert stage.metric("warmroute_refused_total", code="upstream_broken") == 1
-
-
-async def test_an_engines_own_error_inside_a_stream_is_passed_on() -> None:
-    """The client reads the engine's own words, as without a router."""
-    error = b'data: {"error": {"message": "EngineCore died", "code": 500}}\n\n'
-
-    async def fails(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n')
-        await asyncio.sleep(0.02)
-        await response.write(error)
-        return response
-
-    async with FakeEngine(fails) as engine, on_stage(engine) as stage:
-        reply = await stage.ask(streamed(chat("a")))
-
-        assert reply.status == 200
-        assert reply.body.endswith(error)
 
 
 @pytest.mark.parametrize("fault", ["kill", "restart"])
@@ -184,14 +157,8 @@ async def test_a_client_learns_of_an_engine_that_dies_in_its_stream(fault: str) 
 
 async def test_an_answer_that_is_no_stream_is_cut() -> None:
     """The client's connection breaks: a whole answer would be a lie."""
-
-    async def dies(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        await response.prepare(request)
-        await response.write(b'{"a":"' + b"x" * (2 << 20))
-        await asyncio.sleep(0.02)
-        hang_up(request)
-        return response
+    begun = b'{"a":"' + b"x" * (2 << 20)
+    dies = streams(begun, then="cut", kind="application/json", pause_s=0.02)
 
     async with FakeEngine(dies) as engine, on_stage(engine) as stage:
         async with RawClient.connected(stage.url) as client:
@@ -214,19 +181,8 @@ async def test_an_answer_that_is_no_stream_is_cut() -> None:
 
 async def test_a_small_answer_that_breaks_off_moves_on() -> None:
     """What is not a stream reaches the client only when it is whole."""
-    is_first = True
-
-    async def dies_once(request: web.Request) -> web.StreamResponse:
-        nonlocal is_first
-        response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        await response.prepare(request)
-        await response.write(b'{"a":')
-        if is_first:
-            is_first = False
-            await asyncio.sleep(0.02)
-            hang_up(request)
-        await response.write(b"1}")
-        return response
+    dies = streams(b'{"a":', then="cut", kind="application/json", pause_s=0.02)
+    dies_once = first_then(dies, streams(b'{"a":', b"1}", kind="application/json"))
 
     async with FakeEngine(dies_once) as a, FakeEngine(dies_once) as b, on_stage(a, b) as stage:
         reply = await stage.ask(chat("a"))
@@ -378,16 +334,3 @@ async def test_a_restarted_replica_gets_no_credit_for_its_past(down_s: float) ->
             assert reply.status == 200
             assert reply.predicted == reply.reported
         await stage.until(lambda: stage.metric("warmroute_replica_state", state="exact") == 2)
-
-
-async def test_a_drained_replica_that_restarts_stays_drained() -> None:
-    """The operator who drained it says when it may come back."""
-    async with Engines(2) as engines, on_stage(*engines, **QUICK) as stage:
-        await stage.admin("/admin/replicas/r1/drain", {"draining": True})
-        engines[0].changed.clear()
-        arm(engines[0], "restart", down_s=0.2)
-        await engines[0].changed.wait()
-        await stage.until(lambda: stage.log.count("replica found") == 6)  # each is logged twice
-        names = {(await stage.ask(chat(words(number)))).replica for number in range(4)}
-
-        assert names == {"r2"}

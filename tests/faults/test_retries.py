@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from loadtest.emulator.emulator import Emulator
-from tests.faults.fake_engine import FakeEngine, Handler, hang_up
+from tests.faults.fake_engine import FakeEngine, Handler, first_then, hang_up, streams
 from tests.faults.hanging import no_accept
 from tests.faults.stage import (
     STUCK,
@@ -285,36 +285,20 @@ async def test_a_stream_that_begins_with_an_error_moves_on(path: str) -> None:
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
 async def test_other_apis_streams_move_on_too(path: str) -> None:
     """Behind what they say before anything is generated; a break there counts alike."""
-    openings = {
-        "/v1/messages": b'event: message_start\ndata: {"type":"message_start"}\n\n',
-        "/v1/responses": b'event: response.created\ndata: {"type":"response.created"}\n\n',
-    }
-    errors = {
-        "/v1/messages": b'event: error\ndata: {"error":{"type":"internal_error"}}\n\n',
-        "/v1/responses": None,  # vLLM 0.32 has no event for it and breaks off
-    }
     content = b'data: {"type":"content"}\n\n'
-    asked: list[str] = []
-
-    async def fails_once(request: web.Request) -> web.StreamResponse:
-        asked.append(request.host)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(openings[path])
-        await asyncio.sleep(0.01)
-        if len(asked) > 1:
-            await response.write(content)
-        elif (error := errors[path]) is not None:
-            await response.write(error)
-        else:
-            hang_up(request)
-        return response
+    if path == "/v1/messages":
+        opening = b'event: message_start\ndata: {"type":"message_start"}\n\n'
+        fails = streams(opening, b'event: error\ndata: {"error":{"type":"internal_error"}}\n\n')
+    else:  # vLLM 0.32 has no event for an error here and breaks off
+        opening = b'event: response.created\ndata: {"type":"response.created"}\n\n'
+        fails = streams(opening, then="cut")
+    fails_once = first_then(fails, streams(opening, content))
 
     async with FakeEngine(fails_once) as a, FakeEngine(fails_once) as b, on_stage(a, b) as stage:
         reply = await stage.ask({"model": "tiny", "stream": True}, path)
 
-    assert reply.body == openings[path] + content
-    assert len(set(asked)) == 2
+    assert reply.body == opening + content
+    assert (len(a.received), len(b.received)) == (1, 1)
 
 
 async def test_a_clients_own_error_in_a_stream_is_the_clients() -> None:

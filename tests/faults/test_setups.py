@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.emulator.emulator import Emulator
+from tests.check.running import endpoints
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SECRET, Engines, Stage, chat, on_stage, words
 from tests.ports import free_port
@@ -96,14 +96,6 @@ async def test_an_unknown_route_is_logged_with_method_and_path() -> None:
 
 
 # -- event endpoints of another replica ----------------------------------------------------------
-
-
-def endpoints(engine: Emulator) -> dict[str, list[str]]:
-    """Configure an engine's event endpoints."""
-    publisher = engine.replica.ranks[0].publisher
-    assert publisher is not None
-    events, replay = (f"tcp://127.0.0.1:{port}" for port in publisher.ports)
-    return {"events": [events], "replay": [replay]}
 
 
 async def reasons(stage: Stage) -> dict[str, str]:

@@ -45,15 +45,6 @@ async def test_draining_takes_a_replica_out_and_back() -> None:
         assert stage.metric("warmroute_replica_healthy") == 2
 
 
-async def test_all_draining_is_a_503() -> None:
-    """As if all were down."""
-    async with Engines(1) as engines, on_stage(*engines) as stage:
-        await stage.admin("/admin/replicas/r1/drain", {"draining": True})
-        reply = await stage.ask(chat(words(1)))
-
-        assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
-
-
 async def test_wrong_orders_are_refused() -> None:
     """Unknown replica, unknown field, no JSON, unknown page."""
     async with Engines(1) as engines, on_stage(*engines) as stage:

@@ -488,15 +488,6 @@ async def test_odd_framing_is_refused(headers: bytes, version: bytes) -> None:
         assert engine.received == []
 
 
-async def test_the_te_header_stays_here() -> None:
-    """It is hop-by-hop: a client's offer to us, not to an engine."""
-    async with FakeEngine() as engine, on_stage(engine) as stage:
-        reply = await stage.ask(chat("a"), headers={"TE": "gzip, chunked"})
-
-        assert reply.status == 200
-        assert "TE" not in engine.received[0].headers
-
-
 async def test_too_many_headers_are_refused() -> None:
     """More than 128, in the API's shape."""
     many = b"".join(b"X-%d: 1\r\n" % number for number in range(130))

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from router.http.access import ALLOW
-from tests.faults.fake_engine import MODELS, FakeEngine, hang_up
+from tests.faults.fake_engine import MODELS, FakeEngine, hang_up, streams
 from tests.faults.stage import KEY, Json, Stage, chat, on_stage, records_in, streamed
 from tests.faults.tenants import A, tenants_file
 
@@ -98,16 +98,7 @@ async def test_a_stream_is_the_same_for_a_client_without_chunks(version: str) ->
     """Whether or not its events may go on in the chunks in which they came."""
     event = b'data: {"id":"a","choices":[{"index":0,"delta":{"content":"b"}}]}\n\n'
     events = [*[event] * 20, b"data: [DONE]\n\n"]
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        for each in events:
-            await response.write(each)
-            await asyncio.sleep(0.002)
-        return response
-
-    async with FakeEngine(answer) as engine, on_stage(engine) as stage:
+    async with FakeEngine(streams(*events, pause_s=0.002)) as engine, on_stage(engine) as stage:
         body = orjson.dumps(streamed(chat("a")))
         head = (
             f"POST /v1/chat/completions {version}\r\nHost: a\r\nConnection: close\r\n"

@@ -7,14 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from loadtest.emulator.pool import EmulatedPool, PoolMaster
+from loadtest.emulator.pool import PoolMaster
 from router.base.errors import PoolError, PoolGone
-from router.config import MooncakeConfig
-from router.metrics import Metrics
-from router.pool.follower import PoolFollower
 from router.pool.leader import find_leader
 from router.pool.master import MasterApi
-from tests.pool.samples import a_pool, chain, names
 
 
 @asynccontextmanager
@@ -58,29 +54,6 @@ async def test_masters_that_both_serve_are_refused() -> None:
 
         assert one.url in caught.value.message
         assert two.url in caught.value.message
-
-
-async def test_failover_empties_the_directories_and_lists_the_new_leader(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The old leader's blocks do not count any more."""
-    pool = a_pool()
-    async with group("serving", "standby") as (api, one, two):
-        follower = PoolFollower(pool, api, MooncakeConfig(), Metrics(), clock=lambda: 0.0)
-        one.pool.put(names(1, 2, 3))
-        await follower.step()
-        assert pool.match("tiny", chain(1, 2, 3)) == 3
-        await one.stop()
-        await follower.step()
-        assert not pool.is_up
-        assert pool.match("tiny", chain(1, 2, 3)) == 0
-
-        two.ha_status = "serving"
-        two.pool = EmulatedPool()
-        two.pool.put(names(1, 2))
-        await follower.step()
-        assert pool.match("tiny", chain(1, 2, 3)) == 2
-        assert "another Mooncake master is the leader now" in caplog.text
 
 
 async def test_a_standby_alone_is_reported_as_one() -> None:

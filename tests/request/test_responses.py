@@ -8,9 +8,8 @@ from typing import Any
 
 import orjson
 import pytest
-from aiohttp import web
 
-from tests.faults.fake_engine import FakeEngine
+from tests.faults.fake_engine import FakeEngine, streams
 from tests.faults.stage import (
     SECRET,
     SLOW,
@@ -165,15 +164,7 @@ async def test_a_client_that_leaves_with_the_last_event_has_the_answer(
     path: str, body: Json, sent: bytes, outcome: str
 ) -> None:
     """Codex closes on the last event, while the engine's stream is open; any earlier, it left."""
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(sent)
-        await asyncio.Event().wait()
-        return response
-
-    async with FakeEngine(answer) as engine, on_stage(engine) as stage:
+    async with FakeEngine(streams(sent, then="hold")) as engine, on_stage(engine) as stage:
         async with stage.asking(body, path) as reply:
             got = b""
             while len(got) < len(sent):
