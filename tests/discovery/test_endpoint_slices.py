@@ -115,20 +115,14 @@ def test_a_label_of_the_service_says_the_pool() -> None:
     )
 
 
-def test_a_label_of_the_service_says_the_role() -> None:
-    labelled = slice_of(endpoint("10.0.0.1"), labels={"warmroute.io/role": "prefill"})
+@pytest.mark.parametrize(
+    ("labels", "role", "cost"),
+    [({"warmroute.io/role": "prefill"}, "prefill", None), ({COST_LABEL: "2.5"}, "both", 2.5)],
+)
+def test_labels_of_the_service_say_the_role_and_what_an_hour_costs(
+    labels: dict[str, str], role: str, cost: float | None
+) -> None:
+    labelled = slice_of(endpoint("10.0.0.1"), labels=labels)
     (each,) = replicas_in([msgspec.convert(labelled, Slice)], None)
 
-    assert each.replica.role == "prefill"
-
-
-@pytest.mark.parametrize(("label", "cost"), [("2.5", 2.5), ("12", 12.0), (None, None)])
-def test_a_label_of_the_service_says_what_an_hour_costs(
-    label: str | None, cost: float | None
-) -> None:
-    labels = {COST_LABEL: label} if label is not None else {}
-    (each,) = replicas_in(
-        [msgspec.convert(slice_of(endpoint("10.0.0.1"), labels=labels), Slice)], None
-    )
-
-    assert each.replica.cost_per_hour == cost
+    assert (each.replica.role, each.replica.cost_per_hour) == (role, cost)

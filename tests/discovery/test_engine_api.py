@@ -20,7 +20,7 @@ from router.base.errors import (
 from router.config.hosts import HostRules
 from router.discovery import engine_metrics, engine_pages
 from router.discovery.engine_api import EngineApi
-from router.discovery.engine_pages import EventSource
+from router.discovery.engine_pages import EventSource, ServerInfo
 from router.replicas import ServedModel
 from router.replicas.engine_key import EngineKey
 from tests.conftest import Serve
@@ -123,6 +123,12 @@ async def test_a_server_that_reports_little_is_served_with_less(
     assert await api.load("r1", url) is None
 
 
+async def info_of(replica: Replica, api: EngineApi, page: object) -> ServerInfo:
+    info = await api.server_info("r1", await replica({"/server_info": page}), timeout_s=60)
+    assert info is not None
+    return info
+
+
 _STORE = 'vllm:mooncake_store_put_total{engine="0"} 1.0\n'
 _FETCH = 'vllm:num_requests_kv_fetch_by_stage{engine="0",stage="in_progress"} 0.0\n'
 
@@ -161,8 +167,7 @@ async def test_a_connector_that_loads_nothing_is_a_producer_s(
 async def test_an_engine_in_dev_mode_says_its_role(
     replica: Replica, api: EngineApi, page: object, role: str | None
 ) -> None:
-    info = await api.server_info("r1", await replica({"/server_info": page}), timeout_s=60)
-    assert info is not None
+    info = await info_of(replica, api, page)
     assert (info.role, bool(info.eagle)) == (role, False)
 
 
@@ -186,9 +191,7 @@ async def test_a_developer_s_page_shows_whether_the_last_block_is_dropped(
 ) -> None:
     page = {"vllm_config": {"speculative_config": speculation}}
 
-    info = await api.server_info("r1", await replica({"/server_info": page}), timeout_s=60)
-
-    assert info is not None
+    info = await info_of(replica, api, page)
     assert info.eagle is eagle
 
 
@@ -199,9 +202,7 @@ async def test_with_a_connector_an_engine_of_0_33_drops_the_last_block(
     transfer = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
     page = {"vllm_config": {"speculative_config": speculation, "kv_transfer_config": transfer}}
 
-    info = await api.server_info("r1", await replica({"/server_info": page}), timeout_s=60)
-
-    assert info is not None
+    info = await info_of(replica, api, page)
     assert info.eagle is True
 
 
@@ -259,9 +260,7 @@ async def test_an_engine_in_dev_mode_says_which_weights_it_has(
 ) -> None:
     page = {"vllm_config": {"model_config": MODEL_CONFIG | changes}}
 
-    info = await api.server_info("r1", await replica({"/server_info": page}), timeout_s=60)
-
-    assert info is not None
+    info = await info_of(replica, api, page)
     assert info.weights == dict(zip(("quantization", "dtype", "revision"), weights, strict=True))
     assert info.key_head is None
 
@@ -304,9 +303,7 @@ async def test_an_engine_in_dev_mode_says_how_its_keys_begin(
 ) -> None:
     page = {"vllm_config": {"model_config": MODEL_CONFIG, "kv_transfer_config": transfer}}
 
-    info = await api.server_info("r1", await replica({"/server_info": page}), timeout_s=60)
-
-    assert info is not None
+    info = await info_of(replica, api, page)
     assert info.key_head == head
 
 
@@ -396,11 +393,6 @@ async def test_an_engine_with_a_key_is_asked_with_it(serve: Serve, api: EngineAp
         found = [(await client.facts("r1", url)).models[0].id for client in (configured, by_host)]
 
     assert found == ["tiny", "tiny"]
-
-
-async def test_no_server_at_the_address_is_unreachable(api: EngineApi) -> None:
-    with pytest.raises(UpstreamUnreachable, match="refused"):
-        await api.ping("r1", f"http://127.0.0.1:{free_port()}")
 
 
 async def test_health_is_the_engines_own_word(replica: Replica, api: EngineApi) -> None:

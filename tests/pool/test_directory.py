@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from time import monotonic
 
 from hypothesis import given
@@ -20,33 +19,6 @@ def chain(num_blocks: int) -> list[BlockKey]:
 def swept(directory: PoolDirectory) -> None:
     while directory.sweep(3):
         pass
-
-
-def test_the_leading_blocks_of_a_chain_match() -> None:
-    directory = PoolDirectory()
-    directory.stored(chain(10))
-
-    assert directory.match(chain(20)) == 10
-    assert directory.match(chain(4)) == 4
-    assert directory.match(chain(20)[1:]) == 9
-    assert directory.match([]) == 0
-    assert directory.match(keys(99, 1, 2)) == 0
-    assert PoolDirectory().match(chain(3)) == 0
-    assert len(directory) == 10
-    assert 3 in directory
-
-
-def test_a_hole_anywhere_ends_the_match() -> None:
-    """The master evicts each object by its own last use."""
-    directory = PoolDirectory()
-    directory.stored(chain(100))
-
-    assert directory.removed(keys(18, 60, 500)) == 2
-    assert directory.match(chain(100)) == 17
-    directory.stored(keys(18))
-    assert directory.match(chain(100)) == 59
-    directory.removed(keys(2))
-    assert directory.match(chain(100)) == 1
 
 
 @given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40)), st.integers(0, 41))
@@ -88,15 +60,6 @@ def test_an_incomplete_listing_drops_nothing() -> None:
     assert directory.keys() == keys(9)
 
 
-def test_a_cleared_directory_is_empty() -> None:
-    directory = PoolDirectory()
-    directory.stored(chain(5))
-    directory.clear()
-
-    assert len(directory) == 0
-    assert directory.match(chain(5)) == 0
-
-
 def test_the_oldest_blocks_are_dropped_at_the_bound() -> None:
     """A master that cannot be listed must not fill the memory."""
     directory = PoolDirectory(max_blocks=128)
@@ -128,31 +91,6 @@ def test_what_was_lost_and_stored_again_counts_for_the_time_before() -> None:
 
     assert directory.num_lost(chain(2), before_s) == 2
     assert directory.num_lost(chain(2), monotonic() + 1.0) == 0
-
-
-def test_another_router_follows_the_journal() -> None:
-    """All changes, in whatever parts they are taken."""
-    dice = random.Random(7)
-    here, there = PoolDirectory(), PoolDirectory()
-    here.stored(chain(10))
-    here.journal(True)
-    there.stored(here.keys())
-    there.journal(True)
-    for _ in range(50):
-        some = keys(*(dice.randrange(40) for _ in range(5)))
-        dice.choice((here.stored, here.removed))(some)
-        if dice.random() < 0.2:
-            here.begin_listing()
-            here.listed(some)
-            swept(here)
-        while (change := here.take_changes()) is not None:
-            there.apply(change)
-            there.apply(change)
-    assert sorted(there.keys()) == sorted(here.keys())
-    assert there.take_changes() is None  # applied changes are not published again
-    here.journal(False)
-    here.stored(keys(77))
-    assert here.take_changes() is None
 
 
 def test_many_changes_are_taken_in_parts_of_a_message_s_size() -> None:

@@ -156,34 +156,6 @@ async def test_an_emptied_pool_is_listed_at_once(caplog: pytest.LogCaptureFixtur
         assert rig.pool.counters.num_emptied == 1
 
 
-async def test_a_pool_whose_master_is_gone_does_not_count(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The log says so once. A master that is back is listed before its pool counts."""
-    caplog.set_level("INFO")
-    async with rigged() as rig:
-        rig.master.pool.put(names(1, 2))
-        await rig.step()
-        await rig.master.stop()
-        for _ in range(3):
-            await rig.step()
-        assert rig.held(1, 2) == 0
-        assert rig.failures("pool_gone") == 3
-        assert "/metrics" in rig.pool.reason
-        rig.master.pool.remove(names(2))
-        await rig.master.start()
-        await rig.step()
-
-        assert rig.held(1, 2) == 1
-        logged = [record.message for record in caplog.records if "pool" in record.message]
-        assert logged == [
-            "pool keys known",
-            "pool found",
-            "pool lost: its contents are not used",
-            "pool found",
-        ]
-
-
 @pytest.mark.parametrize("fault", ["garbage", "error", "half", "hang"])
 async def test_the_second_failure_of_a_master_makes_its_pool_not_count(fault: str) -> None:
     """Its blocks stay known for its return."""
