@@ -167,9 +167,8 @@ def _replica_table() -> str:
 
 
 def _short_flag(option: Option) -> str:
-    """Name a flag that is not the key with hyphens."""
-    is_key = option.flag == "-".join(option.path).replace("_", "-")
-    return "" if is_key or option.only_in_file else f", `--{option.flag}`"
+    """Name the flag of a key that has one."""
+    return f", `--{option.flag}`" if option.flag else ""
 
 
 def _default(value: Any) -> str:

@@ -83,7 +83,7 @@ class Master(Process):
     @property
     def options(self) -> tuple[str, ...]:
         """The router's options for it: two cores for two engines and it make its answers late."""
-        return "--mooncake", self.url, "--mooncake-verify-timeout-s", "0.1"
+        return "--mooncake", self.url, "--set", "mooncake.verify_timeout_s=0.1"
 
     def keys(self) -> list[str]:
         """List the objects in the pool."""

@@ -86,7 +86,7 @@ async def start_router(
     """
     serve = ["-m", "router.cli", "serve", *flags]
     serve += ["--host", "127.0.0.1", "--port", "0", "--admin-port", "0"]
-    serve += ["--listen-drain-grace-s", "0"]  # no front end is to notice its end
+    serve += ["--set", "listen.drain_grace_s=0"]  # no front end is to notice its end
     for url in replica_urls:
         serve += ["--replica", url]
     env = child_environment(os.environ) | _state_of(log_dir)

@@ -90,5 +90,5 @@ def serve_flags(arm: Arm) -> list[str]:
     if arm.queue is not None:
         flags += ["--queue", arm.queue.mode or "on"]
         for option, setting in _given(arm.queue).items():
-            flags += [f"--queue-{option}", str(setting)]
+            flags += ["--set", f"queue.{option}={setting}"]
     return flags

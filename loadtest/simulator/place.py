@@ -27,8 +27,6 @@ from router.request.place import Place
 from router.request.results import Inbound, Prompt, Read, Whose
 from router.tokens import Tokens
 
-_FIRST_BLOCKS_TOKENS: Final = 2048  # as in router.config
-
 _INBOUND: Final = Inbound(
     api=CHAT,
     method="POST",
@@ -116,7 +114,6 @@ def make_place(
         matcher=Matcher(
             caches,
             fetches=None if pool is None else ExactPool(pool, metrics),
-            first_blocks_tokens=_FIRST_BLOCKS_TOKENS,
         ),
         policy=policy,
         seed=setup.seed,

@@ -62,7 +62,6 @@ class Discovery:
             [source.name for source in self.replica_sources],
             hosts=HostRules(config.discovery.hosts),
             pools=config.mooncake.names,
-            empty_s=config.discovery.empty_s,
             follow=self.watches.follow,
             waiting=parts.waiting,
             count=lambda source, result: metrics.discovery.labels(source, result).inc(),

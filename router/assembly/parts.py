@@ -89,9 +89,7 @@ class Parts:
             hosts=HostRules(config.admin.replica_hosts),
             pools=config.mooncake.names,
         )
-        self.conversations = Conversations(
-            ttl_s=config.session.ttl_s, max_sessions=config.session.max_sessions
-        )
+        self.conversations = Conversations(ttl_s=config.session.ttl_s)
         self.deaths, self.caches = Deaths(), CacheView(BlockIndex())
         self.waiting: Waiting = {}
         self.fleet = Fleet(
@@ -102,7 +100,7 @@ class Parts:
             behind=self._behind,
             on_down=self.deaths.went_down,
         )
-        self.responses = ResponseOwners(max_responses=config.session.max_sessions)
+        self.responses = ResponseOwners()
         self.prompters = Prompters()
         self.hand_over = HandOver(
             config.tokens.hand_over,

@@ -153,11 +153,7 @@ def _ahead(parts: Parts, turns: Turns) -> Ahead:
 
 
 def _place(parts: Parts, observers: Observers) -> Place:
-    matcher = Matcher(
-        parts.caches,
-        fetches=parts.fetches,
-        first_blocks_tokens=parts.config.policy.first_blocks_tokens,
-    )
+    matcher = Matcher(parts.caches, fetches=parts.fetches)
     return Place(
         fleet=parts.fleet,
         matcher=matcher,
@@ -189,7 +185,7 @@ def _tokenizer(parts: Parts) -> Tokenizer:
         partial(_least_busy, parts.fleet),
         timeout_s=config.engine_timeout_s,
     )
-    workers = Workers(config.inline_chars, parts.threads.encode, parts.threads.heavy)
+    workers = Workers(parts.threads.encode, parts.threads.heavy)
     finder = MediaFinder(engine, parts.threads.encode)
     return Tokenizer(
         prompters=parts.prompters,

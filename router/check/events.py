@@ -28,7 +28,7 @@ from router.index.candidate_stream import StreamReason
 from router.index.hit_length import is_understood
 from router.kv_events.follower import Pace, follow
 from router.kv_events.stream import RankStream
-from router.kv_events.subscriber import EngineEvents, EventSource, Received
+from router.kv_events.subscriber import REPLAY_TIMEOUT_S, EngineEvents, EventSource, Received
 from router.replicas.entry import Entry
 
 EVENTS_PORT: Final = 5557
@@ -88,7 +88,7 @@ async def look(
             endpoint,
             replay if seen.replay_reach == "open" else None,
             topic=source.topic,
-            replay_timeout_s=deadline.at_most(config.events.replay_timeout_s),
+            replay_timeout_s=deadline.at_most(REPLAY_TIMEOUT_S),
         )
     except ConfigError as exc:
         return replace(seen, reach="not an address", why_no_address=exc.message)
@@ -177,7 +177,9 @@ def judge(subject: Subject, seen: ReplicaSeen, *, is_wanted: bool) -> Iterator[F
     """
     silent = [each for each in seen.publishers or () if not _publishes(each)]
     if not is_wanted:
-        yield subject.note("events", "BLIND: not followed, as configured", "--events-enabled")
+        yield subject.note(
+            "events", "BLIND: not followed, as configured", "--set events.enabled=true"
+        )
     elif seen.ranks:
         for rank in seen.ranks:
             yield from _rank(subject, seen, rank)
@@ -281,8 +283,8 @@ _NETWORK: Final = "check the engine and the network"
 _UNKNOWN: Final = "is it vLLM, and a known release? Please report it"
 _HINTS: Final[Mapping[str, str]] = {
     StreamReason.UNVERIFIED: "it ends with the first event of a plain prompt; if not, name the "
-    "engines' PYTHONHASHSEED: --hash-seeds SEED",
-    StreamReason.TRANSLATED: "PYTHONHASHSEED=SEED for the engines and --hash-seeds SEED here, "
+    "engines' PYTHONHASHSEED: --set hash.seeds=SEED",
+    StreamReason.TRANSLATED: "PYTHONHASHSEED=SEED for the engines and --set hash.seeds=SEED here, "
     "or --prefix-caching-hash-algo sha256",
     StreamReason.PARTIAL: '"replay_endpoint", and a larger "buffer_steps", in '
     "--kv-events-config; it ends when the engine clears its cache or restarts",

@@ -18,7 +18,7 @@ from router.pool.catalog import PoolCatalog, Unreadable
 from router.pool.keys import names_in_keys
 from router.pool.layouts import Layout
 from router.pool.leader import find_leader
-from router.pool.master import SLICE, MasterApi, MasterFigures, masters
+from router.pool.master import SLICE, TIMEOUT_S, MasterApi, MasterFigures, masters
 from router.pool.pools import layout_of
 
 CONNECTOR_FLAG: Final = (
@@ -65,7 +65,7 @@ async def look(
     """Ask a pool's master, and list its keys to learn their layout."""
     pool = _catalog_of([each for each in replicas if each.pool == which.name])
     seen = PoolSeen(url=", ".join(masters(which.master)), name=which.name)
-    timeout_s = deadline.at_most(config.timeout_s)
+    timeout_s = deadline.at_most(TIMEOUT_S)
     async with MasterApi(which.master, timeout_s=timeout_s) as api:
         try:
             async with asyncio.timeout(deadline.left_s):
@@ -259,7 +259,7 @@ def _members(pool: Subject, there: Sequence[ReplicaSeen]) -> Iterator[Finding]:
         yield pool.warning(
             "hashes",
             "hashes that cannot be computed do not match the pool's keys",
-            "PYTHONHASHSEED=SEED for the engines and --hash-seeds SEED here",
+            "PYTHONHASHSEED=SEED for the engines and --set hash.seeds=SEED here",
         )
 
 

@@ -153,7 +153,7 @@ def _distance(seen: RedisSeen, config: RedisConfig, index: IndexConfig) -> Itera
         yield _REDIS.warning(
             "distance",
             f"{trip}, but a look-up may take only {limit_ms:g} ms: many will be late",
-            "use a Redis nearby, a longer --redis-lookup-timeout-s, or --index-mode local",
+            "use a Redis nearby, a longer redis.lookup_timeout_s, or --set index.mode=local",
         )
     elif trip_ms > _SLOW_MS:
         text = f"{trip}: routers learn of each other's requests late"
@@ -169,13 +169,13 @@ def _namespace(seen: RedisSeen) -> Finding:
     if seen.schema == str(SCHEMA):
         return _REDIS.ok("namespace", f"{seen.namespace!r}, schema {seen.schema}")
     if not seen.schema.isdigit():
-        hint = "the key belongs to another program: choose another --redis-namespace"
+        hint = "the key belongs to another program: choose another redis.namespace"
     elif int(seen.schema) > SCHEMA:
-        hint = "update this router, or choose another --redis-namespace"
+        hint = "update this router, or choose another redis.namespace"
     else:
         hint = (
             f"stop the older routers and delete the keys {{wr:{seen.namespace}}}:*, or choose "
-            "another --redis-namespace"
+            "another redis.namespace"
         )
     text = f"{seen.namespace!r} has schema {seen.schema}, this router has {SCHEMA}"
     return _REDIS.error("namespace", text, hint)

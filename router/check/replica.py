@@ -134,7 +134,7 @@ async def _with_details(
 # -- judge ---------------------------------------------------------------------------------------
 
 _HINTS: Final[dict[Failure, str]] = {
-    "api key": "--engine-api-key-file FILE",
+    "api key": "--set engine.api_key_file=FILE",
     "unknown host": "is the name correct, and known to DNS or /etc/hosts of this machine?",
     "no answer": "is it running, are --host and --port correct, is there a firewall?",
     "other": "",

@@ -223,5 +223,5 @@ def admin_token() -> None:
         click.echo(file.read_text().strip())
     except OSError as exc:
         raise click.ClickException(
-            f"{file}: {exc.strerror}; `warmroute serve` without --admin-token-file makes it"
+            f"{file}: {exc.strerror}; `warmroute serve` without admin.token_file makes it"
         ) from exc

@@ -1,4 +1,4 @@
-"""One flag for each configuration key, and help that shows the most used ones first."""
+"""Flags of configuration keys, `--set` for all keys, and help that shows the most used first."""
 
 from __future__ import annotations
 
@@ -23,49 +23,7 @@ _FIRST: Final = (
 )
 """Keys whose flags `--help` shows, after --config; `--help-all` shows the others."""
 
-METAVARS: Final = {
-    "replicas": "URL",
-    "discovery.dns": "HOST:PORT",
-    "discovery.dns_servers": "ADDRESS:PORT",
-    "discovery.hosts": "PATTERN",
-    "discovery.kubernetes": "[NAMESPACE/]SERVICE[:PORT]",
-    "discovery.kubernetes_api": "URL",
-    "discovery.kubernetes_credentials": "DIRECTORY",
-    "listen.host": "ADDRESS",
-    "listen.trusted": "NETWORK",
-    "admin.host": "ADDRESS",
-    "admin.hosts": "HOST",
-    "admin.replica_hosts": "PATTERN",
-    "policy.name": "NAME",
-    "tokens.chat_templates": "MODEL=FILE",
-    "tokens.chat_template_kwargs": "MODEL=JSON",
-    "tokens.content_formats": "MODEL=[auto|string|openai]",
-    "tokens.models": "MODEL=PATH",
-    "tokens.reasoning_effort_maps": "MODEL=JSON",
-    "tokens.start_dates": "MODEL=DATE",
-    "tokens.tokenizer_modes": "MODEL=MODE",
-    "hash.seeds": "SEED",
-    "engine.key_hosts": "PATTERN",
-    "mooncake.master": "URL",
-    "forward.routes": "ROUTE",
-    "forward.client_fields": "FIELD",
-    "forward.trusted_proxies": "NETWORK",
-    "session.headers": "HEADER",
-    "session.parent_headers": "HEADER",
-    "redis.url": "URL",
-    "redis.username": "NAME",
-    "redis.sentinels": "HOST:PORT",
-    "redis.sentinel_service": "NAME",
-    "redis.namespace": "NAME",
-}
-_UNITS: Final = {
-    "_s": "SECONDS",
-    "_ms": "MILLISECONDS",
-    "_bytes": "BYTES",
-    "_tokens": "TOKENS",
-    "_chars": "CHARACTERS",
-    "port": "PORT",
-}
+_OWN: Final = ("config_file", "settings")
 _HELP_ALL: Final = "help_all"
 _ARGUMENTS: Final = "arguments"
 
@@ -105,44 +63,68 @@ class ConfigCommand(click.Command):
         ctx.meta[_ARGUMENTS] = given
         return ctx
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; an option that is a key without a flag is refused with `--set`."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as exc:
+            name = exc.option_name.removeprefix("--").removeprefix("no-").replace("-", "_")
+            keys = [each for each in _without_flag() if "_".join(each.path).startswith(name)]
+            if len(keys) != 1 and name not in ("_".join(each.path) for each in keys):
+                raise
+            message = f"No such option: {exc.option_name}. Use --set {keys[0].key}=VALUE."
+            raise click.NoSuchOption(exc.option_name, message, ctx=ctx) from exc
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups."""
-        names = {_parameter(option): option for option in configuration.options()}
+        names = {_parameter(option): option for option in configuration.options() if option.flag}
         first: list[click.Parameter] = []
         own: list[click.Parameter] = []
         sections: dict[str, list[click.Parameter]] = {name: [] for name in SECTIONS}
         for parameter in self.get_params(ctx):
             option = names.get(parameter.name or "")
             if option is None:
-                (first if parameter.name == "config_file" else own).append(parameter)
+                (first if parameter.name in _OWN else own).append(parameter)
             elif option.path in _FIRST:
                 first.append(parameter)
-            elif not option.only_in_file:
+            else:
                 sections[option.path[0]].append(parameter)
-        order = ["config_file", *("__".join(path) for path in _FIRST)]
+        order = ["config_file", *("__".join(path) for path in _FIRST), "settings"]
         first.sort(key=lambda parameter: order.index(parameter.name or ""))
         _write(ctx, formatter, "Most used options", first)
         _write(ctx, formatter, "Options", own)
+        rest = sum(map(len, sections.values()))
+        how = f"{rest} more options: {ctx.command_path} --help-all"
         if ctx.meta.get(_HELP_ALL):
             for name, parameters in sections.items():
                 _write(ctx, formatter, f"{SECTIONS[name]} ({name})", parameters)
-        else:
-            rest = sum(map(len, sections.values()))
-            formatter.write_paragraph()
-            formatter.write_text(f"{rest} more options: {ctx.command_path} --help-all")
+            how = (
+                f"{len(_without_flag())} keys have no option of their own: --set KEY=VALUE, with "
+                "VALUE as in the key's variable. `warmroute options` lists all keys."
+            )
+        formatter.write_paragraph()
+        formatter.write_text(how)
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add one flag per configuration key to a command."""
+    """Add `--config`, `--set` and the flags of configuration keys to a command."""
     for option in reversed(configuration.options()):
-        command = _flag(option)(command)
+        if option.flag:
+            command = _flag(option)(command)
+    command = click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Set any key (`warmroute options` lists them); repeatable.",
+    )(command)
     return click.option(
         "-c",
         "--config",
         "config_file",
         type=click.Path(path_type=Path, dir_okay=False),
         envvar="WARMROUTE_CONFIG",
-        help="YAML file; flags and WARMROUTE_… variables overrule it.",
+        help="YAML file; options and WARMROUTE_… variables overrule it.",
     )(command)
 
 
@@ -152,23 +134,25 @@ def given_arguments() -> tuple[str, ...]:
     return found
 
 
-def load(config_file: Path | None, flags: dict[str, Any]) -> configuration.Config:
-    """Read the configuration with the flags that were given.
+def load(
+    config_file: Path | None, settings: Sequence[str], flags: dict[str, Any]
+) -> configuration.Config:
+    """Read the configuration with `--set` and the flags that were given.
 
     Raises:
         ConfigError: it is wrong; the message names the flag, variable or line.
     """
-    given: dict[tuple[str, ...], Any] = {}
-    for option in configuration.options():
-        value = flags.get(_parameter(option))
-        if value is None or value == ():
-            continue
-        if option.mapping:
-            value = configuration.pairs(option, list(value))
-        elif option.joined:
-            value = ",".join(value)
-        given[option.path] = list(value) if isinstance(value, tuple) else value
-    return configuration.load(config_file, os.environ, given)
+    values = {option.path: flags.get(_parameter(option)) for option in configuration.options()}
+    given = {
+        path: list(value) if isinstance(value, tuple) else value
+        for path, value in values.items()
+        if value not in (None, ())
+    }
+    return configuration.load(config_file, os.environ, given, settings)
+
+
+def _without_flag() -> list[Option]:
+    return [each for each in configuration.options() if not each.flag and not each.only_in_file]
 
 
 def _parameter(option: Option) -> str:
@@ -179,29 +163,18 @@ def _flag(option: Option) -> Callable[[Any], Any]:
     text = option.description
     if _has_default(option):
         text += f"  [default: {default_text(option)}]"
-    attributes: dict[str, Any] = {"help": text, "default": None, "hidden": option.only_in_file}
-    name = f"--{option.flag}"
+    attributes: dict[str, Any] = {"help": text, "default": None}
     if option.kind is bool:
         name = f"--{option.flag}/--no-{option.flag}"
-    elif option.kind is None or option.joined:
-        attributes |= {"multiple": True, "metavar": _metavar(option)}
+        return click.option(name, _parameter(option), **attributes)
+    if option.repeats:
+        attributes["multiple"] = True
     elif option.choices:
-        attributes |= {"type": _ListedChoice(option.choices)}
+        attributes["type"] = _ListedChoice(option.choices)
     else:
-        attributes |= {"type": option.kind, "metavar": _metavar(option)}
-    return click.option(name, _parameter(option), **attributes)
-
-
-def _metavar(option: Option) -> str:
-    known = METAVARS.get(".".join(option.path))
-    if known is not None:
-        return known
-    if option.mapping:
-        return "NAME=VALUE"
-    if option.is_file:
-        return "FILE"
-    units = (unit for end, unit in _UNITS.items() if option.path[-1].endswith(end))
-    return next(units, "TEXT" if option.kind is str else "NUMBER")
+        attributes["type"] = option.kind
+    metavar = option.metavar or None
+    return click.option(f"--{option.flag}", _parameter(option), metavar=metavar, **attributes)
 
 
 def _has_default(option: Option) -> bool:

@@ -42,16 +42,16 @@ def _require_replicas(config: configuration.Config) -> None:
 
 @click.command(cls=ConfigCommand)
 @config_options
-def serve(config_file: Path | None, **flags: Any) -> None:
+def serve(config_file: Path | None, settings: tuple[str, ...], **flags: Any) -> None:
     """Route requests to vLLM replicas.
 
     Only --replica URL is required. The router asks the replicas for everything else: model,
-    tokenizer, block size, cache size and event endpoints. Every option is also a key of the YAML
-    file and a WARMROUTE_… variable (`warmroute options` lists them).
+    tokenizer, block size, cache size and event endpoints. Every setting is a key of the YAML file,
+    a WARMROUTE_… variable and --set KEY=VALUE (`warmroute options` lists them).
     """
 
     def read() -> configuration.Config:
-        config = load(config_file, flags)
+        config = load(config_file, settings, flags)
         _require_replicas(config)
         return config
 
@@ -76,7 +76,13 @@ def serve(config_file: Path | None, **flags: Any) -> None:
     help="Time to wait for answers; what is silent by then is reported as such.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def check(config_file: Path | None, wait_s: float, as_json: bool, **flags: Any) -> None:
+def check(
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    wait_s: float,
+    as_json: bool,
+    **flags: Any,
+) -> None:
     """Check replicas, events, tokenizer, Redis and ports.
 
     Give it the options of `serve`. It reports what `serve` would find, what is wrong, and which
@@ -89,7 +95,7 @@ def check(config_file: Path | None, wait_s: float, as_json: bool, **flags: Any) 
     Exit status: 0 all is well (notes are well), 1 something is wrong, 2 the configuration is.
     """
     try:
-        config = load(config_file, flags)
+        config = load(config_file, settings, flags)
         _require_replicas(config)
         password = _redis_password(config)
     except ConfigError as error:
@@ -144,15 +150,15 @@ def options(words: tuple[str, ...]) -> None:
             "`warmroute options` lists all"
         )
     for option in shown:
-        click.echo(".".join(option.path))
+        click.echo(option.key)
         click.echo(f"    {option.description}")
-        how = f"--{option.flag}   {option.variable}"
+        how = f"{option.argument}{'' if option.flag else '=…'}   {option.variable}"
         how = "only in the file" if option.only_in_file else how
         click.echo(f"    {how}   default: {default_text(option)}")
 
 
 def _names(option: configuration.Option) -> str:
-    return f"{'.'.join(option.path)} --{option.flag} {option.variable}"
+    return f"{option.key} {option.argument} {option.variable}"
 
 
 def _has(text: str, words: tuple[str, ...]) -> bool:

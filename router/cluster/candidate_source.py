@@ -23,13 +23,11 @@ class Publisher(NamedTuple):
     """Where a candidate's events are published.
 
     url: The replica's; hosts that the endpoints leave out are taken from it.
-    replay_timeout_s: Longest wait for the next replay reply.
     names: The addresses of hosts.
     """
 
     source: EventSource
     url: str
-    replay_timeout_s: float
     names: Names
 
     def open(self) -> EngineEvents:
@@ -48,7 +46,6 @@ class Publisher(NamedTuple):
             endpoint,
             replay_endpoint,
             topic=self.source.topic,
-            replay_timeout_s=self.replay_timeout_s,
             connects=self.source.connects,
             names=self.names,
         )

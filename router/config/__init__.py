@@ -3,7 +3,7 @@
     ports, replicas, discovery, routing, redis, prefill, tracing, experiments
               the sections, by subject                              `ListenConfig`, …
     tree      all sections; each leaf as an option                  `Config`, `options`
-    loader    defaults, YAML file, variables, flags: the later win  `load`
+    loader    defaults, YAML file, variables, --set, flags                `load`
     refused   every value that a type refuses, in words             `refused`
     yaml_file what all files in YAML have in common                 `yaml_file.parse`
     checks    what types cannot say                                 `check_replica`
@@ -20,7 +20,7 @@ rooms use is exported here.
 from router.config import yaml_file
 from router.config.checks import check_pool, check_replica, check_replica_list
 from router.config.discovery import DiscoveryConfig
-from router.config.loader import load, pairs, read_yaml
+from router.config.loader import load, read_yaml
 from router.config.ports import (
     ADMIN_TOKEN,
     ADMIN_TOKEN_FILE,
@@ -86,7 +86,6 @@ __all__ = [
     "explained",
     "load",
     "options",
-    "pairs",
     "pool_of",
     "read_yaml",
     "redis_password",

@@ -56,10 +56,6 @@ class DiscoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "link-local"
         ),
     ] = NEAR_HOSTS
-    empty_s: Annotated[
-        Seconds,
-        Meta(description="time that a source must name no replica before its replicas are removed"),
-    ] = 60.0
 
     @property
     def is_configured(self) -> bool:

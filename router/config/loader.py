@@ -1,12 +1,12 @@
-"""Reads the configuration: the file, then variables, then flags; unknown keys are refused."""
+"""Reads the configuration: the file, variables, `--set`, flags; unknown keys are refused."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import yaml
@@ -17,7 +17,6 @@ from router.config import yaml_file
 from router.config.checks import errors_of
 from router.config.redis import REDIS_PASSWORD
 from router.config.refused import file_name, refused
-from router.config.removed import ONLY_MAPPINGS
 from router.config.tree import Config, Option, options
 
 SWITCHES: Final = (("tokens", "hand_over"), ("queue", "mode"))
@@ -35,40 +34,49 @@ _SERVICE_PORT: Final = re.compile(rf"{_PREFIX}(\w+_)?PORT")
 _LINK: Final = re.compile(r"(tcp|udp|sctp)://")
 
 _PART: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],]')  # a JSON string, or what has a meaning
-_NAMED: Final = re.compile(r"\s*[A-Za-z0-9._-]{1,64}=")
+_OPTIONS: Final = {option.path: option for option in options()}
+
+
+class _Given(NamedTuple):
+    """A value that is not in the file."""
+
+    where: str  # "WARMROUTE_LISTEN_PORT", "--port", "--set"
+    value: Any
+
+
+_Values = dict[tuple[str, ...], _Given]
 
 
 def load(
     file: Path | None = None,
     environ: Mapping[str, str] | None = None,
     flags: Mapping[tuple[str, ...], Any] | None = None,
+    settings: Sequence[str] = (),
 ) -> Config:
     """Read the configuration.
+
+    Args:
+        settings: What `--set` got, KEY=VALUE each.
 
     Raises:
         ConfigError: unreadable file, unknown key or variable, value of the wrong type or range;
             the message names where it was given, the key and what is allowed. Several are a
             `ConfigErrors`.
     """
-    variables = _variables(environ or {})
+    given = _variables(environ or {}) | _settings(settings)
+    given |= {path: _Given(_OPTIONS[path].argument, value) for path, value in (flags or {}).items()}
     tree: dict[str, Any] = read_yaml(file) if file is not None else {}
     try:
-        return _load(tree, variables, flags or {})
+        return _load(tree, given)
     except ConfigError as exc:
         errors = exc.errors if isinstance(exc, ConfigErrors) else (exc,)
-        raise _one([_placed(each, file, variables, flags or {}) for each in errors]) from exc
+        raise _one([_placed(each, file, given) for each in errors]) from exc
 
 
-def _load(
-    tree: dict[str, Any], variables: Mapping[str, str], flags: Mapping[tuple[str, ...], Any]
-) -> Config:
-    for option in options():
-        text = variables.get(option.variable)
-        if text is not None:
-            _put(tree, option.path, _from_text(option, text))
-        value = flags.get(option.path)
-        if value is not None:
-            _put(tree, option.path, value)
+def _load(tree: dict[str, Any], given: _Values) -> Config:
+    for path, (_, value) in given.items():
+        option = _OPTIONS.get(path)
+        _put(tree, path, value if option is None else _read(option, value))
     for section, key in SWITCHES:
         node = tree.get(section)
         if isinstance(node, dict) and isinstance(node.get(key), bool):
@@ -76,7 +84,8 @@ def _load(
     replicas = tree.get("replicas")
     if isinstance(replicas, list):  # `--replica URL`, or a bare URL in the file
         tree["replicas"] = [{"url": each} if isinstance(each, str) else each for each in replicas]
-    wrong = [*_refuse_texts(tree), *_join_masters(tree.get("mooncake"))]
+    _join_masters(tree.get("mooncake"))
+    wrong: list[ConfigError] = []
     redis = tree.get("redis")
     if isinstance(redis, dict) and redis.pop("password", None) is not None:
         wrong.append(
@@ -108,21 +117,13 @@ def _one(errors: Sequence[ConfigError]) -> ConfigError:
     return kept[0] if len(kept) == 1 else ConfigErrors(kept)
 
 
-def _placed(
-    error: ConfigError,
-    file: Path | None,
-    variables: Mapping[str, str],
-    flags: Mapping[tuple[str, ...], Any],
-) -> ConfigError:
+def _placed(error: ConfigError, file: Path | None, given: _Values) -> ConfigError:
     """Name where a wrong value was given: its flag or variable, or file and line."""
     key = error.param or ""
-    for option in options():
-        path = ".".join(option.path)
-        if key == path or key.startswith((f"{path}.", f"{path}[")):
-            if flags.get(option.path) is not None:
-                return ConfigError(f"--{option.flag}: {error.message}", param=key)
-            if option.variable in variables:
-                return ConfigError(f"{option.variable}: {error.message}", param=key)
+    for path, each in given.items():
+        name = ".".join(path)
+        if key == name or key.startswith((f"{name}.", f"{name}[")):
+            return ConfigError(f"{each.where}: {error.message}", param=key)
     if file is None or not key:
         return error
     try:
@@ -133,7 +134,7 @@ def _placed(
     return yaml_file.placed(error, file, data) if is_there else error
 
 
-def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+def _variables(environ: Mapping[str, str]) -> _Values:
     """Return the variables that are settings.
 
     Kubernetes sets others in every pod, for a Service whose name begins with `warmroute`:
@@ -142,7 +143,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     Raises:
         ConfigError: one is neither a setting nor anything else that is known.
     """
-    found: dict[str, str] = {}
+    found: _Values = {}
     known = {option.variable: option for option in options()}
     for name, text in environ.items():
         if not name.startswith(_PREFIX) or _OTHERS.fullmatch(name):
@@ -150,13 +151,26 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
         if _SERVICE.fullmatch(name) or (_SERVICE_PORT.fullmatch(name) and _LINK.match(text)):
             continue
         if name not in known:
-            by_flag = {_PREFIX + o.flag.replace("-", "_").upper(): o.variable for o in options()}
+            by_flag = {
+                _PREFIX + o.flag.replace("-", "_").upper(): o.variable for o in options() if o.flag
+            }
             near = difflib.get_close_matches(name, [*known, *by_flag], n=1)
             meant = f"did you mean {by_flag.get(near[0], near[0])}? " if near else ""
             raise ConfigError(
                 f"unknown variable {name}: {meant}`warmroute options` lists all", param=name
             )
-        found[name] = text
+        found[known[name].path] = _Given(name, text)
+    return found
+
+
+def _settings(settings: Sequence[str]) -> _Values:
+    """Split KEY=VALUE; a key that is unknown becomes part of the tree, and is refused there."""
+    found: _Values = {}
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not equals or not all(key.split(".")):
+            raise ConfigError(f"--set {text}: write --set KEY=VALUE", param="--set")
+        found[tuple(key.split("."))] = _Given("--set", value)
     return found
 
 
@@ -177,13 +191,13 @@ def read_yaml(file: Path, known: type[Struct] = Config) -> dict[str, Any]:
     return tree
 
 
-def pairs(option: Option, parts: list[str]) -> dict[str, Any]:
+def _pairs(option: Option, parts: Sequence[str]) -> dict[str, Any]:
     """Split NAME=VALUE pairs; numbers become numbers."""
     result: dict[str, Any] = {}
     for part in parts:
         name, equals, value = part.partition("=")
         if not equals or not name:
-            raise ConfigError(f"--{option.flag}: {part!r} is not NAME=VALUE", param=option.flag)
+            raise ConfigError(f"{option.key}: {part!r} is not NAME=VALUE", param=option.key)
         try:
             result[name] = yaml.safe_load(value) if value else ""
         except yaml.YAMLError:
@@ -200,15 +214,14 @@ def _put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
     tree[path[-1]] = value
 
 
-def _from_text(option: Option, text: str) -> Any:
-    """Read an environment variable: lists are comma-separated, mappings NAME=VALUE pairs.
+def _read(option: Option, value: Any) -> Any:
+    """Read a text: lists are comma-separated, mappings NAME=VALUE pairs.
 
     A VALUE in braces keeps its commas.
     """
-    if option.kind is not None:
-        return text
-    parts = [part.strip() for part in _split_at_commas(text) if part.strip()]
-    return pairs(option, parts) if option.mapping else parts
+    if option.kind is None and isinstance(value, str):
+        value = [part.strip() for part in _split_at_commas(value) if part.strip()]
+    return _pairs(option, value) if option.mapping and isinstance(value, list) else value
 
 
 def _split_at_commas(text: str) -> list[str]:
@@ -223,42 +236,13 @@ def _split_at_commas(text: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-def _refuse_texts(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """Yield entries that are text where each must be a mapping, and what to write instead."""
-    for path, instead in ONLY_MAPPINGS.items():
-        section, key = path.split(".")
-        node = tree.get(section)
-        entries = node.get(key) if isinstance(node, dict) else None
-        for i, entry in enumerate(entries if isinstance(entries, list) else ()):
-            if isinstance(entry, str):
-                where = f"{path}[{i}]"
-                yield ConfigError(f"{where}: {entry!r} must be a mapping; {instead}", param=where)
-
-
-def _join_masters(section: Any) -> Iterator[ConfigError]:
-    """Join the masters of each pool where they are a list; yield what is wrong with them."""
-    if isinstance(section, list):
-        yield ConfigError(
-            "mooncake: must be a mapping; list several masters of one pool in mooncake.master, and "
-            "several pools in mooncake.pools",
-            param="mooncake",
-        )
-    if not isinstance(section, dict):
-        return
-    pools = section.get("pools")
-    nodes = {"mooncake.master": section}
-    for i, pool in enumerate(pools if isinstance(pools, list) else ()):
-        nodes[f"mooncake.pools[{i}].master"] = pool
-    for key, node in nodes.items():
+def _join_masters(section: Any) -> None:
+    """Join the masters of each pool where they are a list."""
+    pools = section.get("pools") if isinstance(section, dict) else None
+    for node in (section, *(pools if isinstance(pools, list) else ())):
         masters = node.get("master") if isinstance(node, dict) else None
         if isinstance(masters, list):
-            if not all(isinstance(url, str) for url in masters):
-                yield ConfigError(f"{key}: each master is a URL", param=key)
-                continue
-            masters = node["master"] = ",".join(masters) or None
-        if isinstance(masters, str) and _NAMED.match(masters):
-            instead = ONLY_MAPPINGS["mooncake.pools"]
-            yield ConfigError(f"{key}: {masters!r} has a name; {instead}", param=key)
+            node["master"] = ",".join(map(str, masters)) or None
 
 
 def _known(section: type[Struct]) -> str:

@@ -32,11 +32,12 @@ class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             description="address or name to listen on. 127.0.0.1: for clients on this machine; "
             "0.0.0.0: for other hosts, too, on every IPv4 address; :: every IPv4 and IPv6 address",
-            extra={"flag": "host"},
+            extra={"flag": "host", "metavar": "ADDRESS"},
         ),
     ] = "127.0.0.1"
     port: Annotated[
-        Port, Meta(description="port to listen on (0: any)", extra={"flag": "port"})
+        Port,
+        Meta(description="port to listen on (0: any)", extra={"flag": "port", "metavar": "PORT"}),
     ] = 8080
     drain_grace_s: Annotated[
         float,
@@ -75,7 +76,13 @@ class ListenConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 class AdminConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: Annotated[str, Meta(description="address of the admin API")] = "127.0.0.1"
-    port: Annotated[Port, Meta(description="port of the admin API (0: any)")] = 8081
+    port: Annotated[
+        Port,
+        Meta(
+            description="port of the admin API (0: any)",
+            extra={"flag": "admin-port", "metavar": "PORT"},
+        ),
+    ] = 8081
     token_file: Annotated[
         Path | None,
         Meta(
@@ -121,13 +128,9 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="size of all request bodies in flight; more get 503",
         ),
     ] = 1024 * 1024 * 1024
-    header_bytes: Annotated[int, Meta(ge=1024, description="largest header line")] = 16_384
     receive_timeout_s: Annotated[
         Seconds, Meta(description="time a client has to send its body")
     ] = 60.0
-    header_timeout_s: Annotated[
-        Seconds, Meta(description="time a new connection has to send its first headers")
-    ] = 15.0
     keepalive_timeout_s: Annotated[
         Seconds,
         Meta(
@@ -153,6 +156,7 @@ class TenantsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Path | None,
         Meta(
             description="YAML file of tenants, their keys (hashed) and limits; default: requests "
-            "are not authenticated"
+            "are not authenticated",
+            extra={"flag": "tenants-file", "metavar": "FILE"},
         ),
     ] = None

@@ -25,7 +25,7 @@ class RedisConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             description="Redis or Valkey that routers share: redis://HOST:PORT/DB, rediss:// (TLS) "
             "or unix://PATH?db=DB; no Redis Cluster",
-            extra={"flag": "redis"},
+            extra={"flag": "redis", "metavar": "URL"},
         ),
     ] = None
     username: Annotated[str | None, Meta(description="ACL user; default: Redis's default user")] = (

@@ -144,7 +144,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         CostPerHour | None,
         Meta(
             description="what an hour of a replica costs that has no cost_per_hour of its own",
-            extra={"flag": "cost-per-hour"},
+            extra={"flag": "cost-per-hour", "metavar": "NUMBER"},
         ),
     ] = None
 
@@ -158,7 +158,6 @@ class HashConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class EventsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     enabled: Annotated[bool, Meta(description="follow the engines' KV events")] = True
-    replay_timeout_s: Annotated[Seconds, Meta(description="deadline for one replay")] = 5.0
 
 
 class PoolConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -176,7 +175,7 @@ class MooncakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             description="base URL of the Mooncake master's --metrics_port, e.g. "
             "http://10.0.0.5:9003; of one pool's several masters, with commas or repeated",
-            extra={"flag": "mooncake", "joined": True},
+            extra={"flag": "mooncake", "metavar": "URL", "joined": True},
         ),
     ] = None
     pools: Annotated[
@@ -187,21 +186,12 @@ class MooncakeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             extra={"only_in_file": True},
         ),
     ] = ()
-    timeout_s: Annotated[Seconds, Meta(description="longest wait for an answer of the master")] = (
-        5.0
-    )
-    poll_s: Annotated[Seconds, Meta(description="pause between reads of the master's counters")] = (
-        1.0
-    )
     list_s: Annotated[
         Seconds, Meta(description="longest pause between listings of the pool's keys")
     ] = 60.0
     verify_timeout_s: Annotated[
         Seconds, Meta(description="deadline for verifying what a decision would fetch")
     ] = 0.025
-    verify_keys: Annotated[
-        int, Meta(ge=0, le=4096, description="objects verified at once; 0: no verification")
-    ] = 512
 
     @property
     def each(self) -> tuple[PoolConfig, ...]:
@@ -259,28 +249,10 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "ten. Requests that one replica loses at the same time count as one",
         ),
     ] = 0.2
-    retry_backoff_s: Annotated[
-        float,
-        Meta(
-            ge=0, description="longest pause before the second try, jittered; doubled for the third"
-        ),
-    ] = 0.05
     keepalive_s: Annotated[
         Seconds,
         Meta(description="idle time of pooled connections; below the engine's own 5 s"),
     ] = 4.0
-    overdue_ratio: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="a first token is overdue after this many times its predicted time, and "
-            "four times the mean prediction error. The request then moves if another replica is "
-            "faster. 0: never",
-        ),
-    ] = 3.0
-    overdue_floor_s: Annotated[
-        Seconds, Meta(description="no first token is overdue before this time")
-    ] = 10.0
     max_connections: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(

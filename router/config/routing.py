@@ -13,21 +13,28 @@ from router.config.ranges import Seconds
 
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[
-        str, Meta(description="routing policy (see `warmroute policies`)", extra={"flag": "policy"})
+        str,
+        Meta(
+            description="routing policy (see `warmroute policies`)",
+            extra={"flag": "policy", "metavar": "NAME"},
+        ),
     ] = "kv_aware"
     params: Annotated[
         dict[str, Any],
-        Meta(description="NAME=VALUE, repeatable", extra={"flag": "policy-param"}),
+        Meta(
+            description="NAME=VALUE, repeatable",
+            extra={"flag": "policy-param", "metavar": "NAME=VALUE"},
+        ),
     ] = {}
-    first_blocks_tokens: Annotated[
-        int, Meta(gt=0, description="prompt tokens that prefix_hash hashes")
-    ] = 2048
 
 
 class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     models: Annotated[
         dict[str, str],
-        Meta(description="served model -> directory or hub name of its tokenizer, NAME=PATH"),
+        Meta(
+            description="served model -> directory or hub name of its tokenizer, NAME=PATH",
+            extra={"flag": "tokens-models", "metavar": "NAME=PATH"},
+        ),
     ] = {}
     chat_templates: Annotated[
         dict[str, Path],
@@ -82,14 +89,6 @@ class TokensConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     cache_tokens: Annotated[
         int, Meta(ge=0, description="prompt tokens remembered for incremental encoding, per model")
     ] = 20_000_000
-    inline_chars: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="number of new characters from which a prompt is encoded outside of the "
-            "event loop",
-        ),
-    ] = 32_768
     prove_ratio: Annotated[
         float,
         Meta(
@@ -117,7 +116,7 @@ class ModelsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             description="another name that clients may use -> served model, NAME=MODEL; * in NAME "
             "stands for any characters, as in claude-*",
-            extra={"flag": "model-alias"},
+            extra={"flag": "model-alias", "metavar": "NAME=MODEL"},
         ),
     ] = {}
 
@@ -151,7 +150,6 @@ class SessionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ttl_s: Annotated[Seconds, Meta(description="idle time after which a session is removed")] = (
         3600.0
     )
-    max_sessions: Annotated[int, Meta(gt=0, description="sessions remembered")] = 100_000
 
     @property
     def read(self) -> SessionHeaders:
@@ -227,8 +225,7 @@ class EarlyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Literal["auto", "off"],
         Meta(
             description="auto: idle replicas compute the known beginning of a conversation's next "
-            "prompt, where the chat template drops reasoning from it (docs/guides/agents.md)",
-            extra={"flag": "early"},
+            "prompt, where the chat template drops reasoning from it (docs/guides/agents.md)"
         ),
     ] = "auto"
 

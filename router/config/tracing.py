@@ -15,7 +15,8 @@ class TracingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         str | None,
         Meta(
             description="OTLP/HTTP endpoint of an OpenTelemetry collector, "
-            "http://HOST:4318/v1/traces; default: no traces"
+            "http://HOST:4318/v1/traces; default: no traces",
+            extra={"flag": "tracing-endpoint", "metavar": "URL"},
         ),
     ] = None
     sample_ratio: Annotated[

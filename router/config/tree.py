@@ -39,12 +39,16 @@ from router.config.tracing import TracingConfig
 
 class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="log level")
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="log level", extra={"flag": "log-level"}),
     ] = "info"
-    json: Annotated[bool, Meta(description="log JSON lines")] = False
+    json: Annotated[bool, Meta(description="log JSON lines", extra={"flag": "log-json"})] = False
     decisions: Annotated[
         Path | None,
-        Meta(description="file for decision records (JSON lines)", extra={"flag": "decision-log"}),
+        Meta(
+            description="file for decision records (JSON lines)",
+            extra={"flag": "decision-log", "metavar": "FILE"},
+        ),
     ] = None
 
 
@@ -53,7 +57,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         tuple[ReplicaConfig, ...],
         Meta(
             description="base URL of a vLLM server, with or without /v1; repeatable",
-            extra={"flag": "replica"},
+            extra={"flag": "replica", "metavar": "URL"},
         ),
     ] = ()
     discovery: DiscoveryConfig = DiscoveryConfig()
@@ -127,16 +131,27 @@ class Option(NamedTuple):
     """One leaf of the tree as the command line shows it."""
 
     path: tuple[str, ...]  # ("listen", "port")
-    flag: str  # "port"
+    flag: str | None  # "port"; None: `--set` has its place
+    metavar: str  # of the flag
     variable: str  # "WARMROUTE_LISTEN_PORT"
     description: str
     default: Any
     kind: type | None  # bool, int, float, str; None: a list
-    mapping: bool = False
-    joined: bool = False  # one text, of several that are given
-    choices: tuple[str, ...] = ()  # the allowed values; empty: not a closed set
-    is_file: bool = False
-    only_in_file: bool = False  # no text has its value: its flag and variable are refused
+    mapping: bool
+    repeats: bool  # the flag may be given several times
+    choices: tuple[str, ...]  # the allowed values; empty: not a closed set
+    is_file: bool
+    only_in_file: bool  # no text has its value: a variable is refused
+
+    @property
+    def key(self) -> str:
+        """Its name in files."""
+        return ".".join(self.path)
+
+    @property
+    def argument(self) -> str:
+        """What it is called on the command line."""
+        return f"--set {self.key}" if self.flag is None else f"--{self.flag}"
 
 
 @cache
@@ -156,19 +171,21 @@ def _options(section: type[Struct], prefix: tuple[str, ...]) -> Iterator[Option]
         metas = [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Meta)]
         described = next(m for m in reversed(metas) if m.description)
         base = get_args(hint)[0] if metas else hint
-        origin = get_origin(base)
+        extra: dict[str, Any] = described.extra or {}
+        is_list = get_origin(base) in (tuple, dict)
         yield Option(
             path=path,
-            flag=(described.extra or {}).get("flag", "-".join(path).replace("_", "-")),
+            flag=extra.get("flag"),
+            metavar=extra.get("metavar", ""),
             variable="_".join(("WARMROUTE", *path)).upper(),
             description=described.description or "",
             default=None if field.default is msgspec.NODEFAULT else field.default,
-            kind=None if origin in (tuple, dict) else _scalar(base),
-            mapping=origin is dict,
-            joined=(described.extra or {}).get("joined", False),
+            kind=None if is_list else _scalar(base),
+            mapping=get_origin(base) is dict,
+            repeats=is_list or extra.get("joined", False),
             choices=_choices(base),
             is_file=Path in (base, *get_args(base)),
-            only_in_file=(described.extra or {}).get("only_in_file", False),
+            only_in_file=extra.get("only_in_file", False),
         )
 
 

@@ -116,9 +116,7 @@ class RankStreams:
             candidate.id,
             self._caches.index,
             publisher=(
-                Publisher(endpoint, replica.url, self._config.events.replay_timeout_s, self._names)
-                if endpoint is not None
-                else None
+                Publisher(endpoint, replica.url, self._names) if endpoint is not None else None
             ),
             block_size=replica.block_size,
             capacity_blocks=replica.num_blocks,

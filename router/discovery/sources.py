@@ -6,7 +6,7 @@ are removed when they are idle. An answer is not followed, and the last good one
 
     it fails          no answer, or a senseless one; counted, logged once for each reason
     it is empty       after one that was not: a lost label or a bad deployment looks like this too.
-                      It is followed once the source has named no ready replica for `empty_s`
+                      It is followed once the source has named no ready replica for `_EMPTY_S`
 
 Impossible replicas and replicas outside the allowed hosts are left out, logged once and shown.
 """
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 MAX_REPLICAS: Final = 1024
 """The most replicas of one source; an answer that names more is not followed."""
+_EMPTY_S: Final = 60.0
 _MAX_REFUSED: Final = 32  # shown of one answer
 
 
@@ -81,7 +82,6 @@ class Sources:
         *,
         hosts: HostRules,
         pools: Sequence[str] = (),
-        empty_s: float,
         follow: Callable[[str, Sequence[Found]], dict[str, str]],
         waiting: Waiting,
         count: Callable[[str, str], None],
@@ -89,7 +89,6 @@ class Sources:
     ) -> None:
         self._hosts = hosts
         self._pools = pools
-        self._empty_s = empty_s
         self._follow = follow
         self._waiting = waiting
         self._count = count
@@ -116,7 +115,7 @@ class Sources:
         if self._ready.get(source) and not any(each.is_ready for each in usable):
             since_s, _ = self._empty.setdefault(source, (now_s, usable))
             self._empty[source] = since_s, usable
-            if now_s - since_s < self._empty_s:
+            if now_s - since_s < _EMPTY_S:
                 self._count(source, "empty")
                 self._fails(source, "it names no replica that is ready")
                 return
@@ -134,7 +133,7 @@ class Sources:
     def sweep(self) -> None:
         """Follow answers that have been empty for long: there may be no later answer."""
         for source, (since_s, found) in list(self._empty.items()):
-            if self._clock() - since_s >= self._empty_s:
+            if self._clock() - since_s >= _EMPTY_S:
                 self._in_force(source, found, {})
 
     # -- state ------------------------------------------------------------------------------

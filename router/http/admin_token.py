@@ -46,7 +46,7 @@ def with_token(config: Config, environ: Mapping[str, str]) -> Config:
     except OSError as exc:
         raise ConfigError(
             f"{_KEY}: the token of the admin API cannot be written to {file}: {exc.strerror}; name "
-            "a file with a token (--admin-token-file), or set XDG_STATE_HOME",
+            "a file with a token (admin.token_file), or set XDG_STATE_HOME",
             param=_KEY,
         ) from exc
     if mode & 0o077:

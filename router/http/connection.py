@@ -182,10 +182,7 @@ class Connection(web.RequestHandler):
 
 def _refusal(exc: BaseException | None, header_bytes: int) -> RouterError:
     if isinstance(exc, LineTooLong):
-        return HeadersTooLarge(
-            f"the request line or a header is longer than {header_bytes} bytes "
-            "(limits.header_bytes)"
-        )
+        return HeadersTooLarge(f"the request line or a header is longer than {header_bytes} bytes")
     if isinstance(exc, BadHttpMessage) and exc.message.startswith("Too many headers"):
         return HeadersTooLarge("the request has too many headers")
     return BadRequest("the request is not HTTP/1.1")

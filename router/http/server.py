@@ -5,9 +5,9 @@ word, when accept says that descriptors are used up. What is refused or cut is c
 
     limit                  more connections than limits.connections: a 503
     descriptors            no descriptor is left: the rest waits in the kernel's queue for a second
-    header_timeout         nothing, or no whole headers, within limits.header_timeout_s
+    header_timeout         nothing, or no whole headers, within 15 s
     write_timeout          took nothing for limits.write_timeout_s
-    tls                    no handshake within limits.header_timeout_s, or a wrong one
+    tls                    no handshake within 15 s, or a wrong one
     not_http               sent what is no request
     broken                 was gone before it was there
 """
@@ -37,6 +37,12 @@ from router.http.connection import Connection, Handler, Request
 from router.metrics import Metrics
 
 logger = logging.getLogger(__name__)
+
+HEADER_BYTES: Final = 16_384
+"""Largest line of a request's head."""
+
+HEADER_TIMEOUT_S: Final = 15.0
+"""Time a new connection has to send its first headers."""
 
 _GONE: Final = frozenset({errno.ECONNABORTED, errno.EPERM, errno.EPROTO, errno.ECONNRESET})
 _ACCEPTS_AT_ONCE: Final = 64
@@ -150,7 +156,7 @@ class Listener:
         elif (
             connection.is_new
             and connection.is_idle
-            and now_s - connection.opened_s >= self._limits.header_timeout_s
+            and now_s - connection.opened_s >= HEADER_TIMEOUT_S
         ):
             self._refusals.add("header_timeout", connection.address)
             connection.force_close()
@@ -217,8 +223,8 @@ class Listener:
                 access_log=None,
                 logger=logger,
                 keepalive_timeout=self._limits.keepalive_timeout_s,
-                max_line_size=self._limits.header_bytes,
-                max_field_size=self._limits.header_bytes,
+                max_line_size=HEADER_BYTES,
+                max_field_size=HEADER_BYTES,
                 max_headers=_MAX_HEADERS,
                 lingering_time=_LINGER_S,
                 auto_decompress=False,  # the body goes on as it came
@@ -227,7 +233,7 @@ class Listener:
             return connection
 
         tls = self._tls.context if self._tls is not None else None
-        timeout_s = self._limits.header_timeout_s if tls is not None else None
+        timeout_s = HEADER_TIMEOUT_S if tls is not None else None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 create, wire, ssl=tls, ssl_handshake_timeout=timeout_s

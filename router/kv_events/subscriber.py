@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 Message = tuple[int, bytes]
 """Sequence and payload."""
 
+REPLAY_TIMEOUT_S: Final = 5.0
+"""Longest wait for the next replay reply."""
+
 MAX_REPLAY_BYTES: Final = 1 << 30
 MAX_REPLAY_MESSAGES: Final = 200_000
 MAX_REPLAY_S: Final = 300.0
@@ -125,7 +128,7 @@ class EngineEvents:
         replay_endpoint: str | None = None,
         topic: str = "",
         *,
-        replay_timeout_s: float = 5.0,
+        replay_timeout_s: float = REPLAY_TIMEOUT_S,
         connects: bool = False,
         names: Names | None = None,
     ) -> None:

@@ -228,7 +228,7 @@ class Metrics(Instruments):
         "configuration, discovery, events, replica, pool, pool_events, pool_questions, redis, "
         "tenants, upkeep")]
     discovery: Annotated[Counter, Spec("warmroute_discovery_answers", "source result",
-        "Answers of a source of replicas, by result: ok, empty (ignored for discovery.empty_s), "
+        "Answers of a source of replicas, by result: ok, empty (ignored for 60 s), "
         "failed (the last good answer stays)")]
     log_lines_lost: Annotated[Counter, Spec("warmroute_log_lines_lost", "",
         "Log lines that were lost because nobody read stderr, or too slowly")]

@@ -1,7 +1,7 @@
 """The side path of the pool, top to bottom: from the Mooncake master into the directories.
 
-1. Find the master that serves, if there are several (router.pool.leader). Read its counters every
-   `mooncake.poll_s`: is it up, is it the same process, did it evict?
+1. Find the master that serves, if there are several (router.pool.leader). Read its counters each
+   second: is it up, is it the same process, did it evict?
 2. List its keys at the start, every `mooncake.list_s`, and when the directories may be wrong. That
    is after an eviction, a restart or a correction by verification, while a layout is unknown, and
    if there are objects that no event reported (engines' MultiConnector reports none).
@@ -27,6 +27,9 @@ from router.pool.leader import find_leader
 from router.pool.master import SLICE, MasterApi, MasterFigures
 
 logger = logging.getLogger(__name__)
+
+POLL_S: Final = 1.0
+"""Pause between two reads of the master's counters."""
 
 _PATIENCE: Final = 2  # failures in a row before the pool counts as lost; one if nothing listens
 _LIST_SHARE: Final = 0.05  # highest share of the time for listings, however often they are wanted
@@ -72,7 +75,7 @@ class PoolFollower:
         """Follow until cancelled."""
         while True:
             await self.step()
-            await asyncio.sleep(self._config.poll_s)
+            await asyncio.sleep(POLL_S)
 
     async def step(self) -> None:
         """Read the master's counters once, and list its keys if that is due."""

@@ -30,6 +30,9 @@ from router.base.host_names import Names
 from router.upstream.connections import Strays
 from router.upstream.connector import Connector
 
+TIMEOUT_S: Final = 5.0
+"""Longest wait for a connection, and for the next bytes of an answer."""
+
 SLICE: Final = 1_000
 """Keys of a listing handed over at once, then the loop gets a turn: 1 to 2 ms of work."""
 
@@ -76,7 +79,7 @@ class MasterApi:
         self,
         url: str,
         *,
-        timeout_s: float = 5.0,
+        timeout_s: float = TIMEOUT_S,
         names: Names | None = None,
         strays: Strays | None = None,
     ) -> None:

@@ -62,7 +62,7 @@ class Pools(Mapping[str, Pool]):
         self._pools: dict[str, Pool] = {}
         for each in config.each:
             catalog = PoolCatalog()
-            master = MasterApi(each.master, timeout_s=config.timeout_s, names=names, strays=strays)
+            master = MasterApi(each.master, names=names, strays=strays)
             self._pools[each.name] = Pool(
                 each.name,
                 catalog,
@@ -71,7 +71,6 @@ class Pools(Mapping[str, Pool]):
                 Questions(
                     catalog,
                     master,
-                    max_objects=config.verify_keys,
                     timeout_s=config.verify_timeout_s,
                     metrics=metrics,
                     name=each.name,

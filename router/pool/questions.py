@@ -26,6 +26,9 @@ from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
 from router.pool.master import MasterApi, Place
 
+MAX_OBJECTS: Final = 512
+"""In one question."""
+
 _NUM_AT_ONCE: Final = 4  # questions under way
 _MAX_WAITING: Final = 8  # requests; others use the directory as it is
 _PATIENCE: Final = 4  # deadlines; then a question is given up
@@ -52,8 +55,8 @@ class Questions:
     """Asks the master, and records its answers in the directories.
 
     Args:
-        max_objects: In one question.
         timeout_s: After it an answer is late.
+        max_objects: In one question.
         name: The pool's; "" is the only one.
     """
 
@@ -62,14 +65,14 @@ class Questions:
         pool: PoolCatalog,
         api: MasterApi,
         *,
-        max_objects: int,
         timeout_s: float,
+        max_objects: int = MAX_OBJECTS,
         metrics: Metrics,
         name: str = "",
     ) -> None:
         self._pool = pool
         self._api = api
-        self._max_objects = max_objects
+        self.max_objects = max_objects
         self._timeout_s = timeout_s
         self._failures = partial(metrics.pool_failures.labels, name)
         self._gathered: deque[Question] = deque()
@@ -144,7 +147,7 @@ class Questions:
 
     def _with_room_for(self, num_objects: int) -> Question:
         last = self._gathered[-1] if self._gathered else None
-        if last is None or last.num_objects + num_objects > self._max_objects:
+        if last is None or last.num_objects + num_objects > self.max_objects:
             last = Question()
             self._gathered.append(last)
         return last

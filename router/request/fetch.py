@@ -228,7 +228,7 @@ class Fetches(Observer):
         just been stored.
         """
         there = plan.fetchable
-        if there is None or not self._config.verify_keys:
+        if there is None:
             return None
         num_likely = num_asked = _num_likely_blocks(plan, there)
         if is_stored:
@@ -291,7 +291,7 @@ class Fetches(Observer):
         """List the blocks to ask for, as many as one question may have objects."""
         catalog = self._pools[there.pool].catalog
         num_ranks = max(1, len(catalog.names(there.directory, b"")))
-        max_blocks = self._config.verify_keys // num_ranks
+        max_blocks = self._pools[there.pool].questions.max_objects // num_ranks
         return _plan(num_blocks, len(there.chain), max_blocks, num_likely_blocks)
 
     # ---------------------------------------------------------------- what reads show

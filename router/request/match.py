@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -16,6 +17,9 @@ from router.request.plan import PromptMatch
 from router.request.results import Prompt
 from router.scheduling.conversations import Conversation
 
+FIRST_BLOCKS_TOKENS: Final = 2048
+"""The prompt tokens that policy prefix_hash hashes."""
+
 _ByContract = dict[HashContract, list[CandidateId]]
 
 
@@ -24,15 +28,11 @@ class Matcher:
 
     Args:
         fetches: None: no caches are shared.
-        first_blocks_tokens: The first tokens of a prompt that policies may go by.
     """
 
-    def __init__(
-        self, caches: CacheView, *, fetches: Fetches | None, first_blocks_tokens: int
-    ) -> None:
+    def __init__(self, caches: CacheView, *, fetches: Fetches | None) -> None:
         self.caches = caches
         self.fetches = fetches
-        self._first_blocks_tokens = first_blocks_tokens
 
     def match(self, prompt: Prompt, candidates: Sequence[Candidate]) -> PromptMatch:
         """Count the leading prompt tokens that each candidate has or can fetch.
@@ -123,7 +123,7 @@ class Matcher:
         keys = prompt.keys(contract) if contract is not None else []
         if contract is None or not keys:
             return None
-        num_blocks = max(1, self._first_blocks_tokens // contract.block_size)
+        num_blocks = max(1, FIRST_BLOCKS_TOKENS // contract.block_size)
         return keys[min(num_blocks, len(keys)) - 1]
 
 

@@ -49,6 +49,14 @@ from router.request.witness import Witness
 
 logger = logging.getLogger(__name__)
 
+BACKOFF_S: Final = 0.05
+"""Longest pause before the second try, jittered; doubled for the third."""
+
+OVERDUE_FLOOR_S: Final = 10.0
+"""No first token is overdue before this time, unless its request fetches blocks."""
+
+_OVERDUE_RATIO: Final = 3.0  # of the predicted time to the first token
+
 _NOT_SENT: Final = frozenset({UpstreamUnreachable.code, ConnectTimeout.code})
 UNLOADED: Final = "adapter_unloaded"
 """A 404 of a replica that has unloaded the adapter; see router.discovery.served_models."""
@@ -242,7 +250,7 @@ class Retries:
             return
         is_charged = self.take(placement)
         if failure != Overdue.code:  # it waited enough
-            pause_s = self._config.retry_backoff_s * 2.0 ** (len(tries.failed) - 1)
+            pause_s = BACKOFF_S * 2.0 ** (len(tries.failed) - 1)
             try:
                 await asyncio.sleep(random.uniform(0.0, pause_s))
             except asyncio.CancelledError:  # its client left: it is not sent again
@@ -257,15 +265,8 @@ class Retries:
 
         Sooner for a request that fetches blocks: such reads hang, for a minute over TCP.
         """
-        config = self._config
-        if not config.overdue_ratio:
-            return None
-        floor_s = config.overdue_floor_s
-        if placement.may_fetch:
-            floor_s = min(floor_s, _FETCH_FLOOR_S)
-        return self._fleet.load.overdue_s(
-            placement.lease, ratio=config.overdue_ratio, floor_s=floor_s
-        )
+        floor_s = _FETCH_FLOOR_S if placement.may_fetch else OVERDUE_FLOOR_S
+        return self._fleet.load.overdue_s(placement.lease, ratio=_OVERDUE_RATIO, floor_s=floor_s)
 
     def wait_s(self, prompt: Prompt, tries: Tries, placement: Placement) -> float | None:
         """Return how long to wait on for an overdue first token. None: leave now.

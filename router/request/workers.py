@@ -12,6 +12,9 @@ from router.api.openai import ChatRequest, TokenIds
 from router.tokens import NeedsEngine, Prompter
 from router.tokens.memory import EncodePlan
 
+INLINE_CHARS: Final = 32_768
+"""New text of at most this size is encoded on the event loop."""
+
 _HEAVY_BYTES: Final = 1 << 20  # of a body or of new text: not in the way of others' prompts
 _HEAVY_ITEMS: Final = 1_000  # that a template goes through: some 6 µs each, a tool 30
 _MAX_ITEMS: Final = 10_000
@@ -23,13 +26,11 @@ class Workers:
     """Runs the work.
 
     Args:
-        inline_chars: New text of at most this size is encoded on the loop.
         encoders: Where long encodes run; they hold the GIL little.
         heavy: Where what takes seconds runs, out of the way of other prompts.
     """
 
-    def __init__(self, inline_chars: int, encoders: Executor, heavy: Executor) -> None:
-        self._inline_chars = inline_chars
+    def __init__(self, encoders: Executor, heavy: Executor) -> None:
         self._encoders = encoders
         self._heavy = heavy
         self._num_heavy = 0
@@ -64,7 +65,7 @@ class Workers:
         """
         if plan.num_new_chars > _HEAVY_BYTES:
             return await self._heavily(plan.encode)
-        if plan.num_new_chars > self._inline_chars:
+        if plan.num_new_chars > INLINE_CHARS:
             return await asyncio.get_running_loop().run_in_executor(self._encoders, plan.encode)
         return plan.encode()
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES: Final = 16 * 1024
 MAX_HEADERS: Final = 128
-"""The limits of an answer's head: as the router takes from clients, see `server.header_bytes`."""
+"""The limits of an answer's head: as the router takes from clients, see `router.http.server`."""
 
 _HEAD_END: Final = b"\r\n\r\n"
 _BEGINNING: Final = b"HTTP/"

@@ -69,7 +69,7 @@ async def test_replicas_that_do_not_answer_are_reported() -> None:
     assert "not an OpenAI-compatible server" in found[1].text
     assert found[1].hint == ""
     assert "answered 401" in found[2].text
-    assert found[2].hint == "--engine-api-key-file FILE"
+    assert found[2].hint == "--set engine.api_key_file=FILE"
     assert [replica.facts for replica in report.replicas] == [None, None, None]
 
 
@@ -189,13 +189,14 @@ async def test_an_unknown_hash_seed_is_reported_with_its_flag() -> None:
         without = await checked(engine)
         given = await checked(engine, hash__seeds=["of-its-own"])
 
-    assert "--hash-seeds" in finding(without, "replica r1", "state").hint
+    assert "--set hash.seeds" in finding(without, "replica r1", "state").hint
     assert finding(given, "replica r1", "state").text.startswith("EXACT")
     assert "seed 'of-its-own'" in finding(given, "replica r1", "hashes").text
 
 
-async def test_wrong_event_endpoints_are_reported() -> None:
+async def test_wrong_event_endpoints_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A free port, other servers' ports, no replay, an unknown host."""
+    monkeypatch.setattr("router.check.events.REPLAY_TIMEOUT_S", 0.2)
     async with Engines(1) as (engine,), FakeEngine() as other:
         await prompted(engine)
         (events,) = endpoints(engine)["events"]
@@ -203,7 +204,7 @@ async def test_wrong_event_endpoints_are_reported() -> None:
 
         async def about(part: str, event: str, *replay: str) -> str:
             replica = {"url": engine.url, "events": [event], "replay": replay}
-            report = await checked(replicas=[replica], events__replay_timeout_s=0.2)
+            report = await checked(replicas=[replica])
             return finding(report, "replica r1", part).text
 
         assert "and its engine reports port" in await about("event ports", free)

@@ -36,7 +36,7 @@ CONNECTS = EventSource(endpoint="tcp://0.0.0.0:5557")
 CONFIG = config.load()
 CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
     (gone("x refused the connection", "no answer"), "error", "reachable", "refused", "--port"),
-    (gone("x answered 401", "api key"), "error", "reachable", "401", "--engine-api-key-file"),
+    (gone("x answered 401", "api key"), "error", "reachable", "401", "--set engine.api_key_file"),
     (gone("not an OpenAI server?"), "error", "reachable", "not", ""),
     (facts(version=None), "note", "engine", "does not report", ""),
     (facts(num_gpu_blocks=None), "note", "cache", "guessed", "/metrics"),
@@ -144,8 +144,8 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
         for state, reason, level, text, hint in (
             ("blind", StreamReason.NO_EVENTS, "note", "until its first prompt", ""),
             ("blind", StreamReason.EVENTS_NOT_UNDERSTOOD, "warning", "BLIND: its events", "report"),
-            ("degraded", StreamReason.TRANSLATED, "warning", "DEGRADED: hashes", "--hash-seeds S"),
-            ("degraded", StreamReason.UNVERIFIED, "note", "not verified", "--hash-seeds"),
+            ("degraded", StreamReason.TRANSLATED, "warning", "DEGRADED: hashes", "hash.seeds=S"),
+            ("degraded", StreamReason.UNVERIFIED, "note", "not verified", "hash.seeds"),
             ("degraded", StreamReason.PARTIAL, "warning", "is lost", '"buffer_steps"'),
             ("degraded", StreamReason.GROUPS, "warning", "KV group", "predicted too low"),
             ("degraded", "something else", "warning", "something else", ""),

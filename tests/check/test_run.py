@@ -10,7 +10,7 @@ import pytest
 from loadtest.emulator.options import TINY_MODEL
 from loadtest.emulator.pool import PoolMaster
 from router.base.messages import SCHEMA
-from router.check import check
+from router.check import check, mooncake
 from tests.check.running import (
     PATIENCE_S,
     checked,
@@ -265,14 +265,16 @@ async def test_different_weights_in_one_pool_are_reported() -> None:
 
 
 @pytest.mark.parametrize("fault", ["garbage", "error", "hang"])
-async def test_a_server_that_is_not_a_master_is_reported(fault: Any) -> None:
+async def test_a_server_that_is_not_a_master_is_reported(
+    fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mooncake, "TIMEOUT_S", 0.3)
     async with PoolMaster() as master:
         master.fault = fault
         report = await check(
             settings(
                 f"http://127.0.0.1:{free_port()}",
                 mooncake__master=master.url,
-                mooncake__timeout_s=0.3,
             ),
             wait_s=PATIENCE_S,
         )

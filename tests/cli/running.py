@@ -65,7 +65,7 @@ async def serving(
     python = python_command() if is_fork else [sys.executable]
     environment = python_environment() if is_fork else os.environ | own
     process = await asyncio.create_subprocess_exec(
-        *(*python, "-m", "router.cli", "serve", *listens, "--admin-open", *args),
+        *(*python, "-m", "router.cli", "serve", *listens, "--set", "admin.open=true", *args),
         stderr=asyncio.subprocess.PIPE,
         env=environment | {"WARMROUTE_LISTEN_DRAIN_GRACE_S": "0.1"},
     )

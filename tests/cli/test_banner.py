@@ -127,7 +127,7 @@ async def on_a_terminal(*args: str) -> AsyncIterator[asyncio.Queue[str]]:
     ours, theirs = pty.openpty()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "router.cli", "serve", "--host", "127.0.0.1", "--port", "0"),
-        *("--admin-port", "0", "--admin-open", *args),
+        *("--admin-port", "0", "--set", "admin.open=true", *args),
         stderr=theirs,
         env=os.environ | {"WARMROUTE_LISTEN_DRAIN_GRACE_S": "0"},
     )

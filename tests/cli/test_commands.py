@@ -32,7 +32,7 @@ from tests.forks import python_command, python_environment
 from tests.ports import free_port
 from tests.waiting import until, until_ready
 
-PATIENT = ("--wait", "60", "--health-timeout-s", "60", "--mooncake-timeout-s", "60")
+PATIENT = ("--wait", "60", "--set", "health.timeout_s=60")
 
 
 # -- what is wrong -------------------------------------------------------------------------------
@@ -49,13 +49,19 @@ PATIENT = ("--wait", "60", "--health-timeout-s", "60", "--mooncake-timeout-s", "
         ((*REPLICA, "--policy-param", "alpha"), "--policy-param: 'alpha' is not NAME=VALUE"),
         ((*REPLICA, "--port", "99999"), "listen.port: must be at most 65535, not 99999"),
         ((*REPLICA, "--share-port"), "listen.shared: needs redis.url (--redis)"),
-        ((*REPLICA, "--admin-replica-hosts", "10.0.0.0/40"), "admin.replica_hosts: '10.0.0.0/40'"),
-        ((*REPLICA, "--engine-key-hosts", "a b"), "engine.key_hosts: 'a b' is not"),
-        ((*REPLICA, "--log-level", "loud"), "log.level:"),
-        ((*REPLICA, "--forward-ca-file", "/nowhere"), "forward.ca_file: No such file"),
-        ((*REPLICA, "--forward-ca-file", "/dev/null"), "forward.ca_file: no certificates in it"),
         (
-            (*REPLICA, "--tokens-chat-templates", "m=/nowhere"),
+            (*REPLICA, "--set", "admin.replica_hosts=10.0.0.0/40"),
+            "admin.replica_hosts: '10.0.0.0/40'",
+        ),
+        ((*REPLICA, "--set", "engine.key_hosts=a b"), "engine.key_hosts: 'a b' is not"),
+        ((*REPLICA, "--log-level", "loud"), "log.level:"),
+        ((*REPLICA, "--set", "forward.ca_file=/nowhere"), "forward.ca_file: No such file"),
+        (
+            (*REPLICA, "--set", "forward.ca_file=/dev/null"),
+            "forward.ca_file: no certificates in it",
+        ),
+        (
+            (*REPLICA, "--set", "tokens.chat_templates=m=/nowhere"),
             "tokens.chat_templates.m: '/nowhere'",
         ),
         ((*REPLICA, "-c", "/nowhere"), "/nowhere: No such file or directory"),
@@ -378,7 +384,7 @@ async def test_a_router_whose_log_nobody_reads_serves_and_ends() -> None:
     async with Engines(1) as (engine,), aiohttp.ClientSession() as client:
         ports = ("--port", str(port), "--admin-port", str(admin_port))
         process = await asyncio.create_subprocess_exec(
-            *(*python_command(), "-m", "router.cli", "serve", "--admin-open", *ports),
+            *(*python_command(), "-m", "router.cli", "serve", "--set", "admin.open=true", *ports),
             *("--replica", engine.url),
             stderr=theirs,
             env=python_environment() | {"WARMROUTE_LISTEN_DRAIN_GRACE_S": "0.1"},
@@ -517,7 +523,7 @@ async def test_check_ends_quietly_on_ctrl_c() -> None:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         process = await asyncio.create_subprocess_exec(
             *(*python_command(), "-m", "router.cli", "check", "--replica", url, "--wait", "300"),
-            *("--health-timeout-s", "300"),
+            *("--set", "health.timeout_s=300"),
             env=python_environment(),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -147,7 +147,7 @@ def test_a_default_is_written_as_people_write_it() -> None:
             "default: "
         )[2]
         for option in config.options()
-        if not option.only_in_file
+        if option.flag
     }
 
     assert defaults["port"] == "8080"

@@ -317,7 +317,6 @@ EXPERIMENT = {"name": "e", "variants": [{"name": name, "policy": "random"} for n
         ({"log": {"level": "debug"}}, False),
         ({"experiment": EXPERIMENT}, False),
         ({"queue": {"mode": "off"}}, True),
-        ({"policy": {"first_blocks_tokens": 512}}, True),
     ],
 )
 def test_only_keys_that_need_it_restart_the_routers(

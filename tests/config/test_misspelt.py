@@ -26,8 +26,7 @@ NEEDED: dict[str, dict[str, Any]] = {
         "name": "e",
         "variants": [{"name": "a", "policy": "kv_aware"}, {"name": "b", "policy": "random"}],
     },
-    "Arm": {"name": "a", "policy": "kv_aware"},
-    "Variant": {"name": "a", "policy": "kv_aware"},
+    "VariantConfig": {"name": "a", "policy": "kv_aware"},
 }
 WRONG = ("§", "", -1, 1e400, [], ["§"], {}, {"§": "§"}, None, True)
 Path_ = tuple[str | int, ...]

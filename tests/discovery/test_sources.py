@@ -32,7 +32,6 @@ class Followed:
         self.sources = Sources(
             [SOURCE],
             hosts=HostRules(DiscoveryConfig().hosts),
-            empty_s=60.0,
             follow=self._follow,
             waiting=self.waiting,
             count=lambda _, result: self.results.append(result),

@@ -88,8 +88,8 @@ class Router(Ours):
         self.admin_url = f"http://127.0.0.1:{admin_port}"
         self.decisions_path = log_dir / f"decisions-{port}.jsonl"
         command: list[str | Path] = [
-            module, "serve", "--listen-drain-grace-s", "0",
-            "--port", str(port), "--admin-port", str(admin_port), "--admin-open",
+            module, "serve", "--set", "listen.drain_grace_s=0",
+            "--port", str(port), "--admin-port", str(admin_port), "--set", "admin.open=true",
             "--decision-log", self.decisions_path, *options,
         ]  # fmt: skip
         self._num_replicas = len(replicas if config is None else config["replicas"])

@@ -94,7 +94,7 @@ def test_a_response_is_found_through_any_router(
     start_router: Callable[..., Router], start_redis: Start
 ) -> None:
     """GET and previous_response_id work through the router that asked for it and another one."""
-    options = ("--redis", start_redis().url, "--redis-namespace", uuid.uuid4().hex)
+    options = ("--redis", start_redis().url, "--set", f"redis.namespace={uuid.uuid4().hex}")
     with ExitStack() as stack:
         routers = [
             stack.enter_context(start_router(options=options, policy="round_robin"))

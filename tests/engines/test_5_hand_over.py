@@ -58,7 +58,7 @@ def say(answer: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def handing(living_pair: tuple[Engine, Engine], log_dir: Path) -> Iterator[Router]:
     """A router in front of the first replica alone, which it has found to take ids."""
-    with Router(living_pair[:1], log_dir, options=("--tokens-hand-over", "on")) as router:
+    with Router(living_pair[:1], log_dir, options=("--set", "tokens.hand_over=on")) as router:
         wait_until(lambda: takes(router), 60, "ids handed over")
         yield router
 
@@ -172,7 +172,7 @@ def test_what_is_too_long_is_refused_as_ever(
 
 def test_auto_begins_by_itself(replicas: tuple[Engine, Engine], log_dir: Path) -> None:
     """It begins after ordinary requests, a proof and a probe."""
-    with Router(replicas[:1], log_dir, options=("--tokens-prove-ratio", "1")) as router:
+    with Router(replicas[:1], log_dir, options=("--set", "tokens.prove_ratio=1")) as router:
         for number in range(9):
             body = turns()[0]
             body["messages"] = [{"role": "user", "content": f"{number} {TEXT}"}]

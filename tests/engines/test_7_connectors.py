@@ -49,7 +49,7 @@ def check(engines: Sequence[Engine], master: Master) -> str:
     command = [*python_command(), "-m", "router.cli", "check", *urls, "--mooncake", master.url]
     done = subprocess.run(
         # The first time each engine looks at its machine, and that is busy.
-        [*command, "--wait", "240", "--health-timeout-s", "60"],
+        [*command, "--wait", "240", "--set", "health.timeout_s=60"],
         env=python_environment(),
         capture_output=True,
         text=True,

@@ -101,7 +101,7 @@ def start_routers(redis: RedisServer, master: Master, log_dir: Path) -> StartRou
     def start(
         replicas: Sequence[Engine], num_routers: int = 2, *flags: str, **options: Any
     ) -> Iterator[list[Router]]:
-        flags = ("--redis", redis.url, "--redis-namespace", namespace, *flags)
+        flags = ("--redis", redis.url, "--set", f"redis.namespace={namespace}", *flags)
         routers = [Router(replicas, log_dir, options=flags, **options) for _ in range(num_routers)]
         with all_up(routers, "/readyz", ROUTER_READY_S):
             wait_until(lambda: all(sees(r) >= num_routers for r in routers), 60, "one another")
@@ -160,7 +160,14 @@ async def test_looked_up_in_redis(
 ) -> None:
     """A router without events asks Redis, and its predictions are right."""
     # Of a busy machine's Redis each answer counts, however late.
-    mode = ("--index-mode", "redis", "--redis-lookup-timeout-s", "5", "--no-events-enabled")
+    mode = (
+        "--set",
+        "index.mode=redis",
+        "--set",
+        "redis.lookup_timeout_s=5",
+        "--set",
+        "events.enabled=false",
+    )
     with start_routers(replicas, 1) as [first], start_routers(replicas, 1, *mode) as [later]:
         await until(lambda: first.metric("warmroute_feeds", role="leading") == 2, "both feeds")
         sessions = mixed_sessions(num_turns=4, num_sessions=2, num_output_tokens=150)

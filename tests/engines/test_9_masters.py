@@ -93,7 +93,7 @@ async def test_the_master_that_serves_dies_and_the_other_takes_over(
 ) -> None:
     """No request fails; what the old one held is gone; what is stored since is predicted."""
     masters, engines = fleet
-    flags = "--mooncake", ",".join(m.url for m in masters), "--mooncake-verify-timeout-s", "0.1"
+    flags = "--mooncake", ",".join(m.url for m in masters), "--set", "mooncake.verify_timeout_s=0.1"
     with Router(engines, log_dir, options=flags, policy="random") as router:
         await until(lambda: router.metric("warmroute_pool_up") == 1)
         results: list[TurnResult] = []

@@ -57,8 +57,6 @@ class Pooled:
 async def pooled(capacity_bytes: int = 1 << 30, **settings: Any) -> AsyncIterator[Pooled]:
     """Run them before a pool that has evicted something: what it holds is verified."""
     defaults = {
-        "mooncake__poll_s": 0.05,
-        "mooncake__timeout_s": 0.3,
         "mooncake__verify_timeout_s": 5.0,
         "health__interval_s": 0.2,
     }

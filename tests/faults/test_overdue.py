@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from router.request import fetch
+from router.request import fetch, retry
 from tests.faults.pooled import Pooled, pooled
 from tests.faults.stage import (
     SLOW,
@@ -22,8 +22,13 @@ from tests.faults.stage import (
     words,
 )
 
-# As soon as a busy machine allows: a replica that is well answers in less.
-SOON = {"forward__overdue_floor_s": 2.0, "policy__name": "round_robin"}
+ROUND = {"policy__name": "round_robin"}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judge as soon as a busy machine allows: a replica that is well answers in less."""
+    monkeypatch.setattr(retry, "OVERDUE_FLOOR_S", 2.0)
 
 
 async def learned(stage: Stage) -> None:
@@ -55,7 +60,7 @@ async def suspected(it: Pooled, first: Reply) -> str:
 
 async def test_a_request_leaves_a_replica_that_hangs_with_it() -> None:
     """Once: its client gets another one's answer, and the replica is not blamed for one."""
-    async with Engines(2) as engines, on_stage(*engines, **SOON) as stage:
+    async with Engines(2) as engines, on_stage(*engines, **ROUND) as stage:
         await learned(stage)
         arm(engines[0], "hang", count=1)
         async with asyncio.timeout(60):
@@ -69,7 +74,7 @@ async def test_a_request_leaves_a_replica_that_hangs_with_it() -> None:
 
 async def test_a_replica_that_hangs_with_all_is_left() -> None:
     """Overdue three times, and no first token between: others are asked, one tries it later."""
-    async with Engines(2) as engines, on_stage(*engines, **SOON) as stage:
+    async with Engines(2) as engines, on_stage(*engines, **ROUND) as stage:
         await learned(stage)
         arm(engines[0], "hang")
         async with asyncio.timeout(120):
@@ -82,10 +87,10 @@ async def test_a_replica_that_hangs_with_all_is_left() -> None:
         assert not stage.metric("warmroute_replica_healthy", replica="r1")
 
 
-async def test_overload_moves_no_request() -> None:
+async def test_overload_moves_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """All are late alike: what left would only lose its place."""
-    soon = SOON | {"forward__overdue_floor_s": 4.0}  # all have been sent in half of it
-    async with Engines(2, time_model=SLOW) as engines, on_stage(*engines, **soon) as stage:
+    monkeypatch.setattr(retry, "OVERDUE_FLOOR_S", 4.0)  # all have been sent in half of it
+    async with Engines(2, time_model=SLOW) as engines, on_stage(*engines, **ROUND) as stage:
         await learned(stage)
         for state in stage.router.fleet.members.states.values():  # a busy machine waits, too
             state.speed.fit.model = replace(state.speed.fit.model, base_ms=20.0, error_ms=0.0)
@@ -107,9 +112,12 @@ async def test_overload_moves_no_request() -> None:
         assert stage.metric("warmroute_replica_healthy") == 2
 
 
-async def test_a_pool_read_that_hangs_is_left_and_not_counted_on() -> None:
+async def test_a_pool_read_that_hangs_is_left_and_not_counted_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """After seconds, whatever others are given: it goes on with what it holds; others fetch."""
-    async with pooled(**SOON | {"forward__overdue_floor_s": 1000.0}) as it:
+    monkeypatch.setattr(retry, "OVERDUE_FLOOR_S", 1000.0)
+    async with pooled(**ROUND) as it:
         stage = it.stage
         await learned(stage)
         first = await it.ask(0)
@@ -135,8 +143,8 @@ async def test_a_pool_read_that_hangs_is_left_and_not_counted_on() -> None:
 async def test_a_read_that_succeeds_is_counted_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine reads what was not counted on, and says so: the next reads are."""
     monkeypatch.setattr(fetch, "SUSPECT_S", (1000.0, 1000.0))
-    once = {"forward__overdue_floor_s": 1000.0, "forward__max_tries": 1}
-    async with pooled(**SOON | once) as it:
+    monkeypatch.setattr(retry, "OVERDUE_FLOOR_S", 1000.0)
+    async with pooled(forward__max_tries=1, **ROUND) as it:
         await learned(it.stage)
         first = await it.ask(0)
         name = await suspected(it, first)  # by a request that was sent as often as it may be

@@ -53,7 +53,7 @@ async def test_a_master_that_was_never_there_is_said_once() -> None:
     """Requests are served from the start, and the log names it once."""
     async with (
         Engines(2) as engines,
-        on_stage(*engines, mooncake__master="http://127.0.0.1:9", mooncake__poll_s=0.02) as stage,
+        on_stage(*engines, mooncake__master="http://127.0.0.1:9") as stage,
     ):
         replies = [await stage.ask(chat(words(number))) for number in range(5)]
         await stage.until(

@@ -358,9 +358,9 @@ async def serving(
 ) -> AsyncIterator[Process]:
     """Run `warmroute serve`, ready; it writes what all engines hold."""
     flags = [word for engine in engines for word in ("--replica", engine.url)]
-    flags += ["--redis", redis.url, "--redis-lease-s", str(LEASE_S)]
-    flags += ["--host", "127.0.0.1", "--port", "0", "--admin-port", "0", "--admin-open"]
-    flags += ["--listen-drain-grace-s", "0"]
+    flags += ["--redis", redis.url, "--set", f"redis.lease_s={LEASE_S}"]
+    flags += ["--host", "127.0.0.1", "--port", "0", "--admin-port", "0", "--set", "admin.open=true"]
+    flags += ["--set", "listen.drain_grace_s=0"]
     output = folder / "router"
     with output.open("wb") as file:
         process = await asyncio.create_subprocess_exec(

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from router.api.openai import TokenIds
+from router.request import workers
 from router.tokens.encoder import TextEncoder
 from router.tokens.fast_encoder import FastEncoderFailed
 from tests.faults.fake_engine import FakeEngine
@@ -234,9 +235,10 @@ async def test_a_library_that_panics_fails_no_request(monkeypatch: pytest.Monkey
         assert "it quotes text" not in stage.log
 
 
-async def test_long_prompts_are_encoded_off_the_loop() -> None:
+async def test_long_prompts_are_encoded_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """And are as exact."""
-    async with Engines(1) as engines, on_stage(*engines, tokens__inline_chars=100) as stage:
+    monkeypatch.setattr(workers, "INLINE_CHARS", 100)
+    async with Engines(1) as engines, on_stage(*engines) as stage:
         await stage.ask(chat(words(1, 2000)))
         await stage.settled(*engines)
         reply = await stage.ask(chat(words(1, 2000), "ok", words(2, 2000)))

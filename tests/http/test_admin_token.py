@@ -76,7 +76,7 @@ def test_where_no_token_can_be_kept_the_start_is_refused(tmp_path: Path) -> None
     """Rather than an admin port that is open, or one that cannot be used."""
     (tmp_path / "state").write_text("a file")
 
-    with pytest.raises(ConfigError, match="--admin-token-file"):
+    with pytest.raises(ConfigError, match=r"\(admin\.token_file\)"):
         with_token(config.load(flags=REPLICA), environ(tmp_path / "state"))
 
 

@@ -25,6 +25,7 @@ from router import config
 from router import run as running
 from router.assembly import Router
 from router.base.errors import ConfigError
+from router.http import server
 from router.http.connection import Connection
 from router.run import run
 from tests.faults.fake_engine import FakeEngine
@@ -365,9 +366,12 @@ def test_what_the_clients_kernel_takes_counts() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: r\r\nX-Slow: "])
-async def test_a_client_that_sends_no_headers_is_cut(sent: bytes) -> None:
+async def test_a_client_that_sends_no_headers_is_cut(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """None at all, or never the rest of them."""
-    async with Engines(1) as engines, on_stage(*engines, limits__header_timeout_s=0.3) as stage:
+    monkeypatch.setattr(server, "HEADER_TIMEOUT_S", 0.3)
+    async with Engines(1) as engines, on_stage(*engines) as stage:
         async with RawClient.connected(stage.url) as client:
             await client.send(sent)
             assert await client.rest() == b""

@@ -100,7 +100,7 @@ class Port:
         self.url = f"http://127.0.0.1:{self._number}"
         self._args = (
             *("--share-port", "--port", str(self._number), "--redis", redis.url),
-            *("--tokens-prove-ratio", "0", "--tokens-encoder", "tokenizers"),
+            *("--set", "tokens.prove_ratio=0", "--set", "tokens.encoder=tokenizers"),
             *(part for engine in engines for part in ("--replica", engine.url)),
         )
 

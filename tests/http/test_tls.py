@@ -16,6 +16,7 @@ from router.base.errors import ConfigError
 from router.config import ForwardConfig, ListenConfig
 from router.config.tls import client_tls, server_tls, system_tls
 from router.discovery.engine_api import EngineApi
+from router.http import server
 from tests.faults.fake_engine import MODELS
 from tests.faults.stage import PATIENCE_S, Engines, RawClient, Stage, chat, on_stage, words
 from tests.http.certificates import Authority
@@ -116,12 +117,15 @@ async def test_clients_may_have_to_show_a_certificate(authority: Authority, tmp_
         )
 
 
-async def test_a_handshake_that_never_comes_is_cut(authority: Authority) -> None:
-    """After `limits.header_timeout_s`, as headers that never come."""
+async def test_a_handshake_that_never_comes_is_cut(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As headers that never come."""
+    monkeypatch.setattr(server, "HEADER_TIMEOUT_S", 0.3)
     settings = listening(authority)
     async with (
         Engines(1) as engines,
-        on_stage(*engines, limits__header_timeout_s=0.3, **settings) as stage,
+        on_stage(*engines, **settings) as stage,
         RawClient.connected(stage.url.replace("https", "http")) as client,
     ):
         await client.rest()

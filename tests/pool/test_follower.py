@@ -57,7 +57,7 @@ class Rig:
 @asynccontextmanager
 async def rigged(*, timeout_s: float = 10.0, **fields: float) -> AsyncIterator[Rig]:
     async with PoolMaster(EmulatedPool(capacity_bytes=16_384 * 8)) as master:
-        config = MooncakeConfig(master=master.url, timeout_s=timeout_s, **fields)
+        config = MooncakeConfig(master=master.url, **fields)
         async with MasterApi(master.url, timeout_s=timeout_s) as api:
             yield Rig(master, api, config)
 

@@ -1,5 +1,5 @@
 """These tests run on uvloop, as `warmroute serve` does."""
 
-from tests.faults.conftest import pytest_asyncio_loop_factories
+from tests.faults.conftest import polled_often, pytest_asyncio_loop_factories
 
-__all__ = ["pytest_asyncio_loop_factories"]
+__all__ = ["polled_often", "pytest_asyncio_loop_factories"]

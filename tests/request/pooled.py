@@ -26,7 +26,6 @@ async def pooled(
         options = {"pool": master.url, "ms_per_fetched_token": 0.0} | (engine or {})
         flags = {
             "mooncake__master": master.url,
-            "mooncake__poll_s": 0.02,
             "mooncake__verify_timeout_s": 5.0,
             "policy__name": "round_robin",
         } | settings

@@ -15,7 +15,6 @@ async def test_a_leader_that_dies_is_followed_by_the_next_and_fails_no_request()
         new.ha_status = "standby"
         settings = {
             "mooncake__master": f"{old.url},{new.url}",
-            "mooncake__poll_s": 0.02,
             "mooncake__verify_timeout_s": 5.0,
             "policy__name": "round_robin",
         }

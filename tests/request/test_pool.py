@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 
 from loadtest.emulator.emulator import Emulator
+from router.pool import follower
 from tests.faults.stage import Reply, Stage, chat, on_stage, records_in, words
 from tests.request.pooled import PER_BLOCK, ask, listed, named, parts, pooled
+
+
+@pytest.fixture
+def polled_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let only requests notice what changes in the pool."""
+    monkeypatch.setattr(follower, "POLL_S", 60.0)
 
 
 async def test_the_other_replica_fetches_what_one_has_computed() -> None:
@@ -62,9 +69,10 @@ async def test_predictions_are_right_while_the_pool_evicts() -> None:
         assert master.pool.num_evicted > 300
 
 
+@pytest.mark.usefixtures("polled_rarely")
 async def test_holes_are_found_before_they_are_used() -> None:
     """No event reports the eviction."""
-    async with pooled(mooncake__poll_s=60) as (stage, master, engines):
+    async with pooled() as (stage, master, engines):
         await ask(stage, engines, words(1))
         await listed(stage)
         master.pool.remove(master.pool.keys()[5:6])
@@ -75,9 +83,10 @@ async def test_holes_are_found_before_they_are_used() -> None:
         assert stage.metric("warmroute_pool_knowledge_total", kind="corrections") == 1
 
 
+@pytest.mark.usefixtures("polled_rarely")
 async def test_what_was_not_reported_is_found_behind_the_boundary() -> None:
     """An event that was lost, a router that joined late."""
-    async with pooled(mooncake__poll_s=60) as (stage, _, engines):
+    async with pooled() as (stage, _, engines):
         await ask(stage, engines, words(1))
         await listed(stage)
         directory = stage.pool.directory("tiny")
@@ -90,10 +99,12 @@ async def test_what_was_not_reported_is_found_behind_the_boundary() -> None:
         assert stage.metric("warmroute_pool_verifications_total", result="more") == 1
 
 
+@pytest.mark.usefixtures("polled_rarely")
 @pytest.mark.parametrize("num_reported", [0, 8])
 async def test_what_another_replica_holds_is_asked_for(num_reported: int) -> None:
     """What an idle engine stored last it has not reported yet: all of it is in the pool."""
-    async with pooled(mooncake__poll_s=60, mooncake__verify_keys=80) as (stage, _, engines):
+    async with pooled() as (stage, _, engines):
+        stage.router.pools[""].questions.max_objects = 80
         await ask(stage, engines, words(1, 400))
         await listed(stage)
         directory = stage.pool.directory("tiny")
@@ -107,9 +118,11 @@ async def test_what_another_replica_holds_is_asked_for(num_reported: int) -> Non
         assert stage.metric("warmroute_pool_verifications_total", result="more") == 1
 
 
+@pytest.mark.usefixtures("polled_rarely")
 async def test_long_prompts_are_verified_by_samples() -> None:
     """A hole that a sample finds is looked at closely."""
-    async with pooled(mooncake__poll_s=60, mooncake__verify_keys=40) as (stage, master, engines):
+    async with pooled() as (stage, master, engines):
+        stage.router.pools[""].questions.max_objects = 40
         await ask(stage, engines, words(1, 1500))
         await listed(stage)
         keys = master.pool.keys()
@@ -120,11 +133,10 @@ async def test_long_prompts_are_verified_by_samples() -> None:
         assert reply.predicted == reply.reported == 30 * 16
 
 
+@pytest.mark.usefixtures("polled_rarely")
 async def test_a_late_answer_leaves_the_directory_s_word() -> None:
     """And a master that goes on like that is not asked for a while; no request waits long."""
-    async with pooled(mooncake__verify_timeout_s=0.01, mooncake__poll_s=60) as (
-        stage, master, engines,
-    ):  # fmt: skip
+    async with pooled(mooncake__verify_timeout_s=0.01) as (stage, master, engines):
         for number in range(4):
             await ask(stage, engines, words(number), "ok", words(100))
         await listed(stage)
@@ -138,13 +150,12 @@ async def test_a_late_answer_leaves_the_directory_s_word() -> None:
         assert stage.metric("warmroute_pool_failures_total", code="pool_late") >= 1
 
 
+@pytest.mark.usefixtures("polled_rarely")
 async def test_a_client_that_leaves_while_the_pool_is_asked_is_recorded(tmp_path: Path) -> None:
     """Though it was placed nowhere: its record says where it would have gone."""
     file = tmp_path / "decisions.jsonl"
-    async with pooled(
-        mooncake__verify_timeout_s=60, mooncake__timeout_s=60, mooncake__poll_s=60,
-        log__decisions=file,
-    ) as (stage, master, engines):  # fmt: skip
+    settings = {"mooncake__verify_timeout_s": 60, "log__decisions": file}
+    async with pooled(**settings) as (stage, master, engines):
         await ask(stage, engines, words(1), "ok", words(100))
         await listed(stage)
         master.fault = "hang"
@@ -156,9 +167,10 @@ async def test_a_client_that_leaves_while_the_pool_is_asked_is_recorded(tmp_path
     assert (gone.status, gone.outcome, gone.tries) == (499, "client_gone", ())
 
 
+@pytest.mark.usefixtures("polled_rarely")
 async def test_a_master_that_dies_takes_the_pool_with_it() -> None:
     """The first to notice reports it: no fetch is predicted that cannot come."""
-    async with pooled(mooncake__poll_s=60) as (stage, master, engines):
+    async with pooled() as (stage, master, engines):
         await ask(stage, engines, words(1))
         await listed(stage)
         await master.stop()
@@ -174,17 +186,6 @@ async def test_a_master_that_dies_takes_the_pool_with_it() -> None:
         assert first.predicted == first.reported == 0
         assert second.predicted == second.reported > 0
         assert stage.metric("warmroute_pool_up") == 1
-
-
-async def test_verification_can_be_turned_off() -> None:
-    """Then the directory's word is all there is."""
-    async with pooled(mooncake__verify_keys=0) as (stage, master, engines):
-        await ask(stage, engines, words(1))
-        await named(stage)
-        reply = await ask(stage, engines, words(1))
-
-        assert reply.predicted == reply.reported > 0
-        assert "/batch_query_keys" not in master.num_asked
 
 
 async def both(stage: Stage, engines: tuple[Emulator, Emulator], number: int) -> list[Reply]:
@@ -237,7 +238,7 @@ async def test_replicas_of_two_layouts_are_each_credited_with_their_own() -> Non
             {"url": engines[1].url, "pool_layout": "other"},
         ]
         other.head = f"other@{other.head}"
-        settings = {"mooncake__master": master.url, "mooncake__poll_s": 0.02}
+        settings = {"mooncake__master": master.url}
         stage = await stack.enter_async_context(
             on_stage(replicas=replicas, policy__name="round_robin", **settings)
         )
@@ -260,12 +261,12 @@ async def test_replicas_of_two_layouts_are_each_credited_with_their_own() -> Non
         assert of_one[1] == 0
 
 
-@pytest.mark.parametrize("verify_keys", [512, 40])
-async def test_what_is_on_disk_only_is_read_at_a_price_of_its_own(verify_keys: int) -> None:
+@pytest.mark.usefixtures("polled_rarely")
+@pytest.mark.parametrize("max_objects", [512, 40])
+async def test_what_is_on_disk_only_is_read_at_a_price_of_its_own(max_objects: int) -> None:
     """Asked about before the decision; of a long prompt by samples, what lies between is alike."""
-    async with pooled(mooncake__verify_keys=verify_keys, mooncake__poll_s=60) as (
-        stage, master, engines,
-    ):  # fmt: skip
+    async with pooled() as (stage, master, engines):
+        stage.router.pools[""].questions.max_objects = max_objects
         first = await ask(stage, engines, words(1, 1500))
         await listed(stage)
         objects = master.pool.keys()

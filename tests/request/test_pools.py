@@ -33,7 +33,6 @@ class TwoPools(NamedTuple):
                 {"url": engine.url, "pool": name}
                 for engine, name in zip(self.engines, names, strict=True)
             ],
-            "mooncake__poll_s": 0.02,
             "mooncake__verify_timeout_s": 5.0,
             "policy__name": "round_robin",
         }
@@ -222,7 +221,7 @@ async def test_an_engine_in_dev_mode_reports_its_layout() -> None:
     pool.put([f"{prefix}@tiny@tp_rank:0@{1:064x}" for prefix in ("tp1", "tp2")])
     engine = FakeEngine(server_info=page, is_paused={"is_paused": False})
     async with PoolMaster(pool) as master, engine:
-        settings = {"mooncake__master": master.url, "mooncake__poll_s": 0.02, "ready": False}
+        settings = {"mooncake__master": master.url, "ready": False}
         async with on_stage(replicas=[engine.url], **settings) as stage:
             catalog = stage.router.pools[""].catalog
             await stage.until(lambda: bool(catalog.layouts))

@@ -77,7 +77,6 @@ async def split(
             roles = {"p": "prefill", "d": "decode"}
             flags = {
                 "mooncake__master": master.url,
-                "mooncake__poll_s": 0.02,
                 "mooncake__verify_timeout_s": 5.0,
                 "prefill__store_wait_s": 5.0,
                 "replicas": [

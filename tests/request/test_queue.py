@@ -364,7 +364,7 @@ async def test_a_session_needs_no_room_if_a_tier_or_a_pool_gives_back_what_is_ev
     assert not await goes_at_once({})
     assert await goes_at_once({}, cpu_blocks=1_000)
     async with PoolMaster() as master:
-        settings = {"mooncake__master": master.url, "mooncake__poll_s": 0.02}
+        settings = {"mooncake__master": master.url}
         assert await goes_at_once(settings, pool=master.url, ms_per_fetched_token=0.0)
 
 
@@ -636,8 +636,7 @@ async def test_those_who_wait_for_a_replica_that_dies_go_elsewhere() -> None:
     """What it had in flight is tried again without another wait."""
     gates = [Gate(), Gate()]
     async with FakeEngine(gates[0].answer) as first, FakeEngine(gates[1].answer) as second:
-        policy = {"policy__name": "least_loaded", "forward__retry_backoff_s": 0.0}
-        settings = {**ON, **policy, "listen__drain_s": 0.1}
+        settings = {**ON, "policy__name": "least_loaded", "listen__drain_s": 0.1}
         async with on_stage(first, second, **settings) as stage, asyncio.TaskGroup() as tg:
             asking = Asking(stage, tg)
             tasks = [asking.ask(name) for name in "abcd"]

@@ -57,7 +57,7 @@ async def _of_a_replica(setting: Setting, urls: Sequence[str], flags: Sequence[s
         for name, some in (("few", urls[:_FEW]), ("many", urls)):
             folder = setting.work_dir / name
             folder.mkdir(exist_ok=True)
-            namespace = ["--redis-namespace", name] if flags else []
+            namespace = ["--set", f"redis.namespace={name}"] if flags else []
             router = await stack.enter_async_context(
                 start_router(some, [*flags, *namespace], folder)
             )

@@ -152,7 +152,7 @@ async def start_rig(setting: Setting, *flags: str) -> AsyncIterator[Rig]:
     log_dir = setting.work_dir
     async with fake_replicas(NUM_REPLICAS, setting.model_dir, log_dir) as ports:
         urls = [f"http://127.0.0.1:{port}" for port in ports]
-        async with start_router(urls, ["--admin-open", *flags], log_dir) as router:
+        async with start_router(urls, ["--set", "admin.open=true", *flags], log_dir) as router:
             admin_port = int(router.admin_url.rpartition(":")[2])
             async with Connection(admin_port) as admin:
                 port = int(router.url.rpartition(":")[2])

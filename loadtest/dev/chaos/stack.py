@@ -336,7 +336,7 @@ class Stack:
                 "lease_s": 1.5,
                 "timeout_s": 1.0,
             },
-            "mooncake": {"master": master, "timeout_s": 1.0},
+            "mooncake": {"master": master},
             "limits": {"body_bytes": BODY_BYTES},
             "forward": {
                 "connect_timeout_s": 2.0,

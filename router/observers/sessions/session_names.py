@@ -35,8 +35,8 @@ _ADVICE: Final[dict[Problem, str]] = {
     "none": "Have the gateway pass on or set a header, such as X-Session-ID, that stays the same "
     "during a conversation.",
     "changing": "Have the gateway keep the header of the session (such as X-Correlation-ID) the "
-    "same during a conversation, or read only others: --no-session-known-headers "
-    "--session-headers X-Session-ID.",
+    "same during a conversation, or read only others: --set session.known_headers=false "
+    "--set session.headers=X-Session-ID.",
 }
 _ADDS: Final = (
     "Prompts go to their cache without names, too. With names, conversations with the same "

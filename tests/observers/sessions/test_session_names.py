@@ -77,7 +77,7 @@ async def test_a_name_that_is_another_one_in_each_request_is_said() -> None:
 
     assert set(spread) == {1}
     assert "another session in each request, although 75 of the last 100" in found["text"]
-    assert "--no-session-known-headers" in found["text"]
+    assert "--set session.known_headers=false" in found["text"]
     assert log.count(MESSAGE) == 2
 
 
