@@ -12,6 +12,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from router.request import retry
 from router.request.results import Read
 from tests.faults.fake_engine import FakeEngine, streams
 from tests.faults.stage import (
@@ -67,9 +68,9 @@ async def test_a_client_that_leaves_between_two_tries_is_recorded(
 ) -> None:
     """In metrics, log and records, and the retry that was not sent is not charged."""
     monkeypatch.setattr("random.uniform", lambda low, high: high)
+    monkeypatch.setattr(retry, "BACKOFF_S", 30.0)
     file = tmp_path / "decisions.jsonl"
-    settings = {"forward__retry_backoff_s": 30.0, "log__decisions": file}
-    async with Engines(2) as engines, on_stage(*engines, **settings) as stage:
+    async with Engines(2) as engines, on_stage(*engines, log__decisions=file) as stage:
         for engine in engines:
             arm(engine, "status", status=500)
         async with stage.hanging_up(chat(words(1))):
