@@ -46,7 +46,10 @@ PATIENT = ("--wait", "60", "--set", "health.timeout_s=60")
         (("--replica", "http://me:pw@h"), "replicas[0].url: no user or password allowed"),
         ((*REPLICA, "--policy", "kv_awar"), "unknown policy: 'kv_awar'; did you mean 'kv_aware'?"),
         ((*REPLICA, "--policy-param", "alhpa=2"), "'alhpa'; did you mean 'alpha'?"),
-        ((*REPLICA, "--policy-param", "alpha"), "--policy-param: 'alpha' is not NAME=VALUE"),
+        (
+            (*REPLICA, "--policy-param", "alpha"),
+            "--policy-param: policy.params: 'alpha' is not NAME=VALUE",
+        ),
         ((*REPLICA, "--port", "99999"), "listen.port: must be at most 65535, not 99999"),
         ((*REPLICA, "--share-port"), "listen.shared: needs redis.url (--redis)"),
         (
