@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 
-from policies.view import CandidateId
 from router.base.contracts import ExtraKeys, HashContract
-from router.base.messages import (
-    MAX_GROUPS,
-    KvGroup,
-    Position,
-    decode_status,
-    encode,
-)
+from router.base.messages import MAX_GROUPS, KvGroup, Position, decode_status, encode
 from router.index.block_index import NO_BLOCKS, BlockIndex
 from router.index.candidate_stream import StreamReason
 from router.index.staged_blocks import StagedBlocks
@@ -24,8 +17,8 @@ from router.kv_events.contract_search import VERIFY_EVERY
 from router.kv_events.stream import RankStream
 from router.kv_events.wire import BlockStored, KvEvent
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, hashes, prompt, removed, stored
+from tests.kv_events.talk import R1, Talk
 
-R1 = CandidateId("r1")
 WINDOW = 2 * BLOCK_SIZE + 1  # two blocks
 
 
@@ -47,83 +40,54 @@ def hybrid(tokens: list[int], *, skip: int = 0, **fields: Any) -> list[KvEvent]:
     ]
 
 
-class Talk:
-    """A stream, and its engine's batches numbered as they come."""
-
-    def __init__(self, *, index: BlockIndex | None = None, **options: Any) -> None:
-        self.index = BlockIndex() if index is None else index
-        options = {"block_size": BLOCK_SIZE, "capacity_blocks": 100, **options}
-        self.stream = RankStream(R1, self.index, **options)
-        self.history: list[bytes] = []
-        self.stream.connected()
-        self.replay()
-
-    def say(self, *events: KvEvent) -> None:
-        """Publish a batch."""
-        self.history.append(batch(*events))
-        self.stream.receive(len(self.history) - 1, self.history[-1])
-
-    def replay(self) -> None:
-        while self.stream.wanted_replay is not None:
-            start = self.stream.begin_replay()
-            for sequence in range(start, len(self.history)):
-                self.stream.replayed(sequence, self.history[sequence])
-            self.stream.end_replay(is_complete=True)
-
-    def hit(self, tokens: list[int], extra: ExtraKeys = ExtraKeys()) -> int:  # noqa: B008
-        """Ask as a request does that goes on behind these tokens."""
-        chain, _ = self.stream.contract.extend(None, tokens, extra)
-        return self.index.match(chain, [R1])[R1].num_gpu_blocks
-
-
 def test_a_hit_ends_where_the_window_is() -> None:
     """Blocks of full attention count only as far as the window's blocks allow."""
-    talk = Talk()
-    talk.say(*hybrid(prompt(1, 6)))
+    talk = Talk().join()
+    talk.tell(*hybrid(prompt(1, 6)))
 
     assert talk.stream.state_and_reason() == ("exact", "")
     assert talk.stream.contract == CONTRACT
-    assert talk.hit(prompt(1, 6)) == 6
-    assert talk.hit(prompt(1, 8)) == 6
-    assert talk.hit(prompt(1, 5)) == 0
+    assert talk.num_matched(prompt(1, 6)) == 6
+    assert talk.num_matched(prompt(1, 8)) == 6
+    assert talk.num_matched(prompt(1, 5)) == 0
     assert talk.index.num_blocks(R1) == 8
     assert talk.stream.counters.blocks.num_other_groups == 0
 
 
 def test_evictions_count_in_their_group() -> None:
     """A block that leaves the window's group ends the hit; a second copy keeps it."""
-    talk = Talk()
-    talk.say(*hybrid(prompt(1, 6)), window_stored(prompt(1, 6), group=0))
+    talk = Talk().join()
+    talk.tell(*hybrid(prompt(1, 6)), window_stored(prompt(1, 6), group=0))
     last = hashes(prompt(1, 6))[-1:]
 
-    talk.say(removed(last, group=0))
-    assert talk.hit(prompt(1, 6)) == 6
-    talk.say(removed(last, group=0))
-    assert talk.hit(prompt(1, 6)) == 0
-    talk.say(window_stored(prompt(1, 6), skip=4, group=0), removed(last, group=1))
-    assert talk.hit(prompt(1, 6)) == 0
-    talk.say(removed(last, group=7))
+    talk.tell(removed(last, group=0))
+    assert talk.num_matched(prompt(1, 6)) == 6
+    talk.tell(removed(last, group=0))
+    assert talk.num_matched(prompt(1, 6)) == 0
+    talk.tell(window_stored(prompt(1, 6), skip=4, group=0), removed(last, group=1))
+    assert talk.num_matched(prompt(1, 6)) == 0
+    talk.tell(removed(last, group=7))
     assert talk.stream.counters.blocks.num_other_groups == 1
 
 
 def test_a_group_that_is_seen_later_counts_from_then_on() -> None:
     """What was known of full attention stays, and needs the new group's blocks as well."""
-    talk = Talk()
-    talk.say(stored(prompt(1)))
-    assert talk.hit(prompt(1)) == 3
-    talk.say(window_stored(prompt(2)))
+    talk = Talk().join()
+    talk.tell(stored(prompt(1)))
+    assert talk.num_matched(prompt(1)) == 3
+    talk.tell(window_stored(prompt(2)))
 
     assert talk.stream.status().groups == (
         KvGroup(0, "full_attention", BLOCK_SIZE),
         KvGroup(1, "sliding_window", BLOCK_SIZE, WINDOW),
     )
-    assert talk.hit(prompt(1)) == 0
+    assert talk.num_matched(prompt(1)) == 0
 
 
 def test_a_plain_model_has_no_groups() -> None:
     """One group of full attention is as if there were none; its index has no layout."""
-    talk = Talk()
-    talk.say(stored(prompt(1)))
+    talk = Talk().join()
+    talk.tell(stored(prompt(1)))
 
     assert talk.stream.status().groups == ()
     assert not talk.index.has_groups(R1)
@@ -142,22 +106,22 @@ def test_a_plain_model_has_no_groups() -> None:
 )
 def test_a_group_that_is_not_understood_degrades(strange: dict[str, Any]) -> None:
     """Unknown kinds and senseless figures: no more than the whole prefix in all groups counts."""
-    talk = Talk()
+    talk = Talk().join()
     event = window_stored(prompt(1), **{k: v for k, v in strange.items() if k in ("kind", "group")})
     event.kv_cache_spec_sliding_window = strange.get("kv_cache_spec_sliding_window")
     event.block_size = strange.get("block_size", event.block_size)
-    talk.say(stored(prompt(1)), event)
+    talk.tell(stored(prompt(1)), event)
 
     assert talk.stream.state_and_reason() == ("degraded", StreamReason.GROUPS)
-    assert talk.hit(prompt(1)) == 0
+    assert talk.num_matched(prompt(1)) == 0
     assert decode_status(encode(talk.stream.status())) == talk.stream.status()
 
 
 def test_groups_without_end_are_bounded() -> None:
     """An engine that names ever new groups costs no memory, and is not believed."""
-    talk = Talk()
+    talk = Talk().join()
     for group in range(MAX_GROUPS + 10):
-        talk.say(window_stored(prompt(1), group=group))
+        talk.tell(window_stored(prompt(1), group=group))
 
     assert len(talk.stream.status().groups) == MAX_GROUPS
     assert talk.stream.reason == StreamReason.GROUPS
@@ -165,37 +129,37 @@ def test_groups_without_end_are_bounded() -> None:
 
 def test_coarse_blocks_are_named_by_their_last_hash() -> None:
     """Mamba blocks of one unit, attention blocks of two: the contract is found at the unit."""
-    coarse = Talk(block_size=2 * BLOCK_SIZE)
+    coarse = Talk(block_size=2 * BLOCK_SIZE).join()
     tokens = prompt(1, 6)
     full = stored(tokens, group=1)
     full.block_hashes, full.block_size = full.block_hashes[1::2], 2 * BLOCK_SIZE
     states = stored(tokens, group=0, kind="mamba")
     states.block_hashes = states.block_hashes[3:4]
-    coarse.say(states, full)
+    coarse.tell(states, full)
 
     assert coarse.stream.contract == CONTRACT
     assert coarse.stream.state == "exact"
-    assert coarse.hit(prompt(1, 6)) == 4
-    assert coarse.hit(prompt(1, 3)) == 0
+    assert coarse.num_matched(prompt(1, 6)) == 4
+    assert coarse.num_matched(prompt(1, 3)) == 0
 
 
 def test_a_model_of_windows_alone_is_found_out() -> None:
     """Without full attention the contract shows in an event with gaps, a salted one or not."""
-    talk = Talk(block_size=2 * BLOCK_SIZE)
+    talk = Talk(block_size=2 * BLOCK_SIZE).join()
     for number in range(1, 5):
-        talk.say(window_stored(prompt(number, 5), group=0, extra=ExtraKeys(cache_salt="t1")))
+        talk.tell(window_stored(prompt(number, 5), group=0, extra=ExtraKeys(cache_salt="t1")))
     assert talk.stream.reason == StreamReason.UNVERIFIED
-    talk.say(window_stored(prompt(9, 5), group=0))
+    talk.tell(window_stored(prompt(9, 5), group=0))
 
     assert talk.stream.state == "exact"
-    assert talk.hit(prompt(9, 5)) == 5
+    assert talk.num_matched(prompt(9, 5)) == 5
 
 
 def test_gaps_do_not_shake_a_contract() -> None:
     """A window's event that starts a prompt lacks its first block, and is never held against it."""
-    talk = Talk()
+    talk = Talk().join()
     for number in range(VERIFY_EVERY + 2):
-        talk.say(*hybrid(prompt(number + 1)))
+        talk.tell(*hybrid(prompt(number + 1)))
 
     assert talk.stream.state == "exact"
     assert talk.stream.counters.blocks.num_contract_misses == 0
@@ -203,20 +167,20 @@ def test_gaps_do_not_shake_a_contract() -> None:
 
 def test_what_cannot_be_named_counts_for_nothing() -> None:
     """Translated hashes of a model with gaps have no places: no hit is predicted."""
-    talk = Talk()
+    talk = Talk().join()
     random = HashContract(algorithm="xxhash", block_size=BLOCK_SIZE, seed="drawn at random")
     for number in range(1, 6):
-        talk.say(*hybrid(prompt(number), contract=random))
+        talk.tell(*hybrid(prompt(number), contract=random))
         talk.replay()
 
     assert talk.stream.reason == StreamReason.TRANSLATED
-    assert talk.hit(prompt(5)) == 0
+    assert talk.num_matched(prompt(5)) == 0
 
 
 def test_connectors_blocks_count_in_full_attention_alone() -> None:
     """What a connector stores of other groups is left out; no cpu tier prolongs a hit."""
-    talk = Talk()
-    talk.say(
+    talk = Talk().join()
+    talk.tell(
         *hybrid(prompt(1, 4)),
         stored(prompt(1, 6), group=1, kind=None, medium="cpu"),
         stored(prompt(1, 6), group=0, kind=None, medium="cpu"),
@@ -229,8 +193,8 @@ def test_connectors_blocks_count_in_full_attention_alone() -> None:
 
 def test_a_router_that_starts_from_redis_knows_the_groups() -> None:
     """Groups travel in the status."""
-    first = Talk()
-    first.say(*hybrid(prompt(1, 6)))
+    first = Talk().join()
+    first.tell(*hybrid(prompt(1, 6)))
     status = decode_status(encode(first.stream.status()))
 
     index, staged = BlockIndex(), StagedBlocks()
@@ -247,14 +211,14 @@ def test_a_router_that_starts_from_redis_knows_the_groups() -> None:
 
 def test_a_restart_forgets_the_groups() -> None:
     """Another engine may be another model."""
-    talk = Talk()
-    talk.say(*hybrid(prompt(1)))
+    talk = Talk().join()
+    talk.tell(*hybrid(prompt(1)))
     talk.history = [batch(stored(prompt(2)))]
     talk.stream.connected()
     talk.replay()
 
     assert not talk.index.has_groups(R1)
-    assert talk.hit(prompt(2)) == 3
+    assert talk.num_matched(prompt(2)) == 3
 
 
 def coarse_and_fine(number: int, sizes: tuple[int, ...]) -> list[KvEvent]:
@@ -282,14 +246,14 @@ def test_the_first_conversation_is_known_whatever_its_groups_blocks(
     sizes: tuple[int, ...], in_one_batch: bool
 ) -> None:
     """What a hash covers shows by the finest group, which comes last."""
-    talk = Talk(block_size=sizes[0])
+    talk = Talk(block_size=sizes[0]).join()
     events = coarse_and_fine(1, sizes)
     for said in [events] if in_one_batch else [[event] for event in events]:
-        talk.say(*said)
+        talk.tell(*said)
     tokens = prompt(1, 6 * sizes[0] // BLOCK_SIZE)
 
     assert talk.stream.state_and_reason() == ("exact", "")
-    assert talk.hit(tokens) * BLOCK_SIZE == 6 * sizes[0]
+    assert talk.num_matched(tokens) * BLOCK_SIZE == 6 * sizes[0]
 
 
 def whole_windows(sizes: Sequence[int], dense: int) -> list[KvEvent]:
@@ -318,11 +282,11 @@ def test_a_conversation_that_fits_its_windows_is_known(
     sizes: tuple[int, ...], dense: int, in_one_batch: bool
 ) -> None:
     """Events of windows start the prompt, too, and show nothing of the contract by themselves."""
-    talk = Talk(block_size=sizes[dense])
+    talk = Talk(block_size=sizes[dense]).join()
     events = whole_windows(sizes, dense)
     for said in [events] if in_one_batch else [[event] for event in events]:
-        talk.say(*said)
+        talk.tell(*said)
     tokens = prompt(1, 2 * lcm(*sizes) // BLOCK_SIZE)
 
     assert talk.stream.state_and_reason() == ("exact", "")
-    assert talk.hit(tokens) * BLOCK_SIZE == 2 * lcm(*sizes)
+    assert talk.num_matched(tokens) * BLOCK_SIZE == 2 * lcm(*sizes)

@@ -2,63 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from policies.view import CandidateId
 from router.base.contracts import ExtraKeys, HashContract
-from router.index.block_index import BlockIndex
 from router.kv_events.contract_search import MAX_MISSES, VERIFY_EVERY
 from router.kv_events.patience import BLIND_AFTER_S
-from router.kv_events.stream import RankStream
 from router.kv_events.wire import AllBlocksCleared, BlockStored, WireShape
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, hashes, prompt, removed, stored
 from tests.fuzz.samples import BAD_TOKENS, POISONS
+from tests.kv_events.talk import R1, Talk
 
-R1 = CandidateId("r1")
 RANDOM = HashContract(algorithm="xxhash", block_size=BLOCK_SIZE, seed="drawn at random")
 OTHER = HashContract(algorithm="sha256_cbor", block_size=BLOCK_SIZE)
-
-
-class Talk:
-    """A stream, and its engine's batches numbered as they come."""
-
-    def __init__(self, *, has_replay: bool = True, **options: Any) -> None:
-        self.index = BlockIndex()
-        self.stream = RankStream(
-            R1, self.index, **{"block_size": BLOCK_SIZE, "capacity_blocks": 100, **options}
-        )
-        self.stream.opened(has_replay=has_replay)
-        self.history: list[bytes] = []
-
-    def say(self, *payloads: bytes) -> None:
-        """Publish batches that are received."""
-        for payload in payloads:
-            self.history.append(payload)
-            self.stream.receive(len(self.history) - 1, payload)
-
-    def replay(self, oldest: int = 0) -> None:
-        """Serve replays until none is wanted."""
-        while self.stream.wanted_replay is not None:
-            start = self.stream.begin_replay()
-            for sequence in range(max(start, oldest), len(self.history)):
-                self.stream.replayed(sequence, self.history[sequence])
-            self.stream.end_replay(is_complete=True)
-
-    def join(self) -> Talk:
-        self.stream.connected()
-        self.replay()
-        return self
-
-    def num_matched(self, tokens: list[int], extra: ExtraKeys = ExtraKeys()) -> int:  # noqa: B008
-        """Ask as a request does: hash in the stream's contract, look up."""
-        chain, _ = self.stream.contract.extend(None, tokens, extra)
-        return self.index.match(chain, [R1])[R1].num_gpu_blocks
-
-    def matched(self, numbers: Iterable[int]) -> list[int]:
-        return [self.num_matched(prompt(number)) for number in numbers]
 
 
 def test_a_stream_without_a_batch_is_blind() -> None:

@@ -11,12 +11,7 @@ import pytest
 from router.base.addresses import reachable_endpoint
 from router.base.errors import ConfigError, UpstreamUnreachable
 from router.kv_events import subscriber as engine_events
-from router.kv_events.subscriber import (
-    EngineEvents,
-    Message,
-    Received,
-    parse_reply,
-)
+from router.kv_events.subscriber import EngineEvents, Message, Received, parse_reply
 from router.kv_events.wire import END_OF_REPLAY
 from tests.kv_events.publisher import Publisher
 
