@@ -39,6 +39,12 @@ def received(view: CacheView, *payloads: bytes, candidate: CandidateId = R1) -> 
     return view
 
 
+def stream_of(view: CacheView) -> RankStream:
+    stream = view.stream(R1)
+    assert isinstance(stream, RankStream)
+    return stream
+
+
 def num_matched(view: CacheView, candidate: CandidateId = R1) -> int:
     return view.match(CHAIN, [candidate])[candidate].num_gpu_blocks
 
@@ -77,8 +83,7 @@ def test_a_finished_requests_claim_waits_for_its_events() -> None:
     before = num_matched(view)
     view.expire_claims(LINGER_S / 2)
     meanwhile = num_matched(view)
-    stream = view.stream(R1)
-    assert stream is not None
+    stream = stream_of(view)
     stream.receive(1, EVENT)
     view.expire_claims(LINGER_S / 2)
     stream.receive(2, batch(removed([int(key) for key in CHAIN])))
@@ -98,8 +103,7 @@ def test_events_that_do_not_come_are_not_waited_for_long() -> None:
 def test_events_that_came_first_end_the_claim_at_once() -> None:
     view = received(caches(R1), batch(stored(prompt(2))))
     claim = view.claim(R1, CHAIN, 0)
-    stream = view.stream(R1)
-    assert stream is not None
+    stream = stream_of(view)
     stream.receive(1, EVENT)
 
     view.release(claim, computed=True, now_s=0.0)
@@ -137,8 +141,7 @@ def test_a_dropped_candidate_leaves_nothing() -> None:
 @pytest.mark.parametrize("has_replay", [True, False])
 def test_wrong_predictions_end_trust_until_history_is_read_again(has_replay: bool) -> None:
     view = received(caches(R1), EVENT)
-    stream = view.stream(R1)
-    assert stream is not None
+    stream = stream_of(view)
     stream.opened(has_replay=has_replay)
 
     for _ in range(MIN_AUDITS - 1):
@@ -178,8 +181,7 @@ def test_an_eviction_before_a_prediction_is_no_excuse() -> None:
 
 def test_history_that_says_the_same_again_is_read_ever_more_seldom() -> None:
     view = received(caches(R1), EVENT)
-    stream = view.stream(R1)
-    assert isinstance(stream, RankStream)
+    stream = stream_of(view)
     stream.opened(has_replay=True)
     reread_at = []
     for number in range(1000):
@@ -262,8 +264,7 @@ def test_a_few_wrong_predictions_cost_no_trust() -> None:
 
 def test_a_degraded_stream_is_not_read_again_for_its_mistakes() -> None:
     view = caches(R1)
-    stream = view.stream(R1)
-    assert stream is not None
+    stream = stream_of(view)
     stream.opened(has_replay=False)
     stream.receive(7, EVENT)
 
@@ -386,25 +387,20 @@ def test_there_is_room_for_a_prompt_beside_what_is_in_use() -> None:
     assert view.has_room(OTHER, R1, 13)
 
 
-def test_an_unknown_candidate_has_room() -> None:
-    unknown = caches()
-    unknown.claim(R1, NEW, 0)
-    assert unknown.has_room(OTHER, R1, 900)
+@pytest.mark.parametrize("why", ["no stream", "blind", "small", "groups"])
+def test_a_candidate_of_unknown_room_has_room_and_keeps_all_blocks(why: str) -> None:
+    view = caches() if why == "no stream" else overrun(6 if why == "small" else 8)
+    view.claim(R1, NEW, 0)
+    if why in ("blind", "groups"):
+        assert not view.has_room(OTHER, R1, 900)
+        assert num_surviving(view) == (0, 3)
+    if why == "blind":
+        view.hand_over(R1, RankStream(R1, BlockIndex(), block_size=4, capacity_blocks=8))
+    elif why == "groups":
+        view.index.lay_out(R1, None)
 
-    blind = overrun()
-    blind.claim(R1, NEW, 0)
-    assert not blind.has_room(OTHER, R1, 900)
-    blind.hand_over(R1, RankStream(R1, BlockIndex(), block_size=4, capacity_blocks=8))
-    assert blind.has_room(OTHER, R1, 900)
-
-    small = overrun(6)
-    small.claim(R1, NEW, 0)
-    assert small.has_room(OTHER, R1, 900)
-
-    groups = overrun()
-    groups.claim(R1, NEW, 0)
-    groups.index.lay_out(R1, None)
-    assert groups.has_room(OTHER, R1, 900)
+    assert view.has_room(OTHER, R1, 900)
+    assert num_surviving(view) == (3, 3)
 
 
 def test_what_an_engine_drops_of_a_hit_is_dropped_of_what_survives() -> None:
@@ -415,34 +411,10 @@ def test_what_an_engine_drops_of_a_hit_is_dropped_of_what_survives() -> None:
     assert num_surviving(view) == (1, 3)
 
 
-def test_all_blocks_survive_at_an_unknown_candidate() -> None:
-    unknown = caches()
-    unknown.claim(R1, NEW, 0)
-    assert num_surviving(unknown) == (3, 3)
-
-    blind = overrun()
-    stream = blind.stream(R1)
-    assert stream is not None
-    blind.claim(R1, NEW, 0)
-    assert num_surviving(blind) == (0, 3)
-    blind.hand_over(R1, RankStream(R1, BlockIndex(), block_size=4, capacity_blocks=8))
-    assert num_surviving(blind) == (3, 3)
-
-    small = overrun(6)
-    small.claim(R1, NEW, 0)
-    assert num_surviving(small) == (3, 3)
-
-    groups = overrun()
-    groups.claim(R1, NEW, 0)
-    groups.index.lay_out(R1, None)
-    assert num_surviving(groups) == (3, 3)
-
-
 def late() -> CacheView:
     """Create a view of a replica that had `CHAIN`'s first 2 blocks before the router joined."""
     view = caches(R1)
-    stream = view.stream(R1)
-    assert stream is not None
+    stream = stream_of(view)
     stream.opened(has_replay=False)
     stream.receive(7, batch(stored(prompt(2))))
     return view
@@ -451,8 +423,7 @@ def late() -> CacheView:
 def turned(view: CacheView, *payloads: bytes) -> int:
     """Send the prompt of `CHAIN`, let its events come, and count what its next turn would find."""
     claim = view.claim(R1, CHAIN, num_matched(view))
-    stream = view.stream(R1)
-    assert isinstance(stream, RankStream)
+    stream = stream_of(view)
     for number, payload in enumerate(payloads, start=8):
         stream.receive(number, payload)
     view.release(claim, computed=True, now_s=0.0)
@@ -465,8 +436,7 @@ LAST = batch(stored(prompt(1), skip=2))
 
 def test_a_turn_proves_the_blocks_of_lost_history_before_its_own() -> None:
     view = late()
-    stream = view.stream(R1)
-    assert stream is not None
+    stream = stream_of(view)
 
     before = num_matched(view)
     after = turned(view, LAST)
@@ -491,8 +461,7 @@ def test_a_turn_without_a_stored_block_proves_nothing() -> None:
 def test_a_last_block_that_was_there_before_proves_nothing() -> None:
     """The blocks before it may have been evicted since, and are computed again."""
     view = late()
-    stream = view.stream(R1)
-    assert stream is not None
+    stream = stream_of(view)
     stream.receive(8, LAST)
 
     claim = view.claim(R1, CHAIN, 0)
@@ -506,8 +475,7 @@ def test_a_complete_history_needs_no_proof() -> None:
     """A missing block is then a lost event, which the audit finds."""
     view = received(caches(R1), batch(stored(prompt(2))))
     claim = view.claim(R1, CHAIN, 0)
-    stream = view.stream(R1)
-    assert stream is not None
+    stream = stream_of(view)
     stream.receive(1, LAST)
     view.release(claim, computed=True, now_s=0.0)
 
