@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from router.api.clients import FORWARDED, Clients
-from router.api.sessions import SessionHeaders, SessionIdentity, session_hash, session_of
 from router.api.withheld import PREFIX, Withheld
 from router.upstream import HOP_BY_HOP, end_to_end
 
@@ -63,13 +62,3 @@ def test_what_is_withheld_does_not_arrive(headers: CIMultiDict[str]) -> None:
     for name in left:
         assert name.lower() not in drop | HOP_BY_HOP
         assert not name.lower().startswith(PREFIX)
-
-
-@given(VALUES | st.text(max_size=40) | st.characters(categories=["Cs"]))
-def test_any_session_can_be_hashed_and_sent(session: str) -> None:
-    """Whatever bytes it has: what is sent is its digest."""
-    headers, body = {"x-session-id": session}, {"prompt_cache_key": session}
-    found = session_of(headers, body, SessionHeaders(("x-session-id",)), "/v1/messages")
-
-    assert found in (SessionIdentity(session), SessionIdentity(session, is_named=False), None)
-    assert 0 <= session_hash(session, "m") < 1 << 63

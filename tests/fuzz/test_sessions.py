@@ -13,10 +13,11 @@ from tests.fuzz.damage import FIXED
 # As aiohttp reads a header: bytes that are no UTF-8 become lone surrogates.
 HEADER = st.binary(max_size=600).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
 TEXT = st.text(max_size=20) | st.text(st.characters(categories=["Cs", "Cc", "L"]), max_size=600)
+KEYS = TEXT | st.sampled_from("role content text type image_url url session_id user_id".split())
 ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
-    max_leaves=6,
+    st.none() | st.booleans() | st.integers() | st.floats() | st.just("user") | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
 )
 READ = SessionHeaders()
 NAMES = (*READ.names, *READ.late, *READ.parents)

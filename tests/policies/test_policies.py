@@ -37,14 +37,6 @@ def test_same_snapshot_same_decision_also_through_json(name: str, asked: Snapsho
 
 
 @every
-def test_a_single_candidate_is_chosen(name: str) -> None:
-    """With one candidate there is no choice, however it stands."""
-    asked = snapshot(replica("only", requests=99, queue_ms=1e6), session=1)
-
-    assert create(name).decide(asked).candidate == "only"
-
-
-@every
 def test_documents_itself(name: str) -> None:
     """Docstring and parameter descriptions are what the documentation is made of."""
     policy = POLICIES[name]
