@@ -14,15 +14,7 @@ import pytest
 
 from loadtest.emulator.pool import PoolMaster
 from router.check import check
-from tests.check.running import (
-    checked,
-    endpoints,
-    finding,
-    nowhere,
-    prompted,
-    settings,
-    wrong,
-)
+from tests.check.running import checked, endpoints, finding, nowhere, prompted, settings, wrong
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import Engines
 from tests.ports import free_port

@@ -7,14 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
-from router.base.messages import (
-    SCHEMA,
-    Delta,
-    ReplicaRecord,
-    StreamId,
-    TierChange,
-    pack_keys,
-)
+from router.base.messages import SCHEMA, Delta, ReplicaRecord, StreamId, TierChange, pack_keys
 from router.check.deadline import Deadline
 from router.check.finding import Level
 from router.check.redis import RedisSeen, judge, look

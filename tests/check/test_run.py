@@ -11,14 +11,7 @@ from loadtest.emulator.options import TINY_MODEL
 from loadtest.emulator.pool import PoolMaster
 from router.base.messages import SCHEMA
 from router.check import check, mooncake
-from tests.check.running import (
-    PATIENCE_S,
-    checked,
-    finding,
-    prompted,
-    settings,
-    wrong,
-)
+from tests.check.running import PATIENCE_S, checked, finding, prompted, settings, wrong
 from tests.discovery.test_dns_source import serving
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.several import has_written

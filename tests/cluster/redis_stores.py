@@ -7,14 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from router.base.contracts import BlockKey
-from router.base.messages import (
-    Delta,
-    SharedTier,
-    StreamId,
-    TierChange,
-    is_pool_stream,
-    pack_keys,
-)
+from router.base.messages import Delta, SharedTier, StreamId, TierChange, is_pool_stream, pack_keys
 from router.cluster.log_tails import LogTails
 from router.cluster.redis_log import LogReader
 from router.cluster.redis_store import RedisStore

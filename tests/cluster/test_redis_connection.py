@@ -19,13 +19,7 @@ from router.cluster.redis_connection import RedisConnection
 from router.cluster.redis_store import RedisStore, Written
 from tests.cluster.redis_stores import R1, blocks, config, opened, stored
 from tests.conftest import Serve
-from tests.redis_servers import (
-    RedisServer,
-    Start,
-    binary,
-    make_certificate,
-    start_sentinel,
-)
+from tests.redis_servers import RedisServer, Start, binary, make_certificate, start_sentinel
 from tests.waiting import until
 
 SECRET = "hunter2"

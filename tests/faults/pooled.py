@@ -8,14 +8,7 @@ from typing import Any
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
-from tests.faults.stage import (
-    Engines,
-    Reply,
-    Stage,
-    chat,
-    on_stage,
-    words,
-)
+from tests.faults.stage import Engines, Reply, Stage, chat, on_stage, words
 
 
 class Pooled:

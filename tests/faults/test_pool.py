@@ -10,15 +10,7 @@ import pytest
 from router.replicas import retry_budget
 from router.request import retry
 from tests.faults.pooled import pool_tokens, pooled
-from tests.faults.stage import (
-    Engines,
-    arm,
-    chat,
-    holder,
-    on_stage,
-    streamed,
-    words,
-)
+from tests.faults.stage import Engines, arm, chat, holder, on_stage, streamed, words
 
 Trouble = Literal["hang", "garbage", "error", "half"]
 

@@ -13,15 +13,7 @@ from aiohttp import web
 from router.api.body_fields import without_fields
 from router.tenants.client_keys import digest_of, written
 from tests.faults.fake_engine import FakeEngine
-from tests.faults.stage import (
-    SECRET,
-    Engines,
-    Json,
-    chat,
-    on_stage,
-    streamed,
-    words,
-)
+from tests.faults.stage import SECRET, Engines, Json, chat, on_stage, streamed, words
 from tests.faults.tenants import SALT, A, B, C, tenants_file
 
 BODY = orjson.dumps(chat(words(1)))

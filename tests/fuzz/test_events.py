@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any, Final
 
+import msgspec
 from hypothesis import strategies as st
 
 from policies.view import CandidateId
@@ -33,8 +34,6 @@ events = st.sampled_from(
 
 
 def _array(event: KvEvent) -> list[Any]:
-    import msgspec
-
     tree = msgspec.to_builtins(event, builtin_types=(bytes,))
     kind = tree.pop("type")
     return [kind, *tree.values()]
@@ -43,8 +42,6 @@ def _array(event: KvEvent) -> list[Any]:
 @st.composite
 def batches(draw: st.DrawFn) -> list[Any]:
     """A batch as plain values, its events as maps, arrays, or both."""
-    import msgspec
-
     chosen = draw(st.lists(events, max_size=3))
     written = [
         msgspec.to_builtins(event, builtin_types=(bytes,)) if draw(st.booleans()) else _array(event)

@@ -9,12 +9,7 @@ import orjson
 from hypothesis import strategies as st
 
 from router.api import apis
-from router.api.anthropic import (
-    parse_count,
-    parse_messages,
-    usage_of_message,
-    usage_of_messages,
-)
+from router.api.anthropic import parse_count, parse_messages, usage_of_message, usage_of_messages
 from router.api.anthropic_blocks import arguments_of
 from router.api.anthropic_types import Unknown
 from router.api.engine_tokenize import tokenize_chat

@@ -34,16 +34,7 @@ from router.base.releases import V0_32, Release, rules_of
 from router.tokens import NeedsEngine, Prompter, load_prompter
 from tests.engines.overlay import PYTHON, environment, overlay, version_of
 from tests.tokens import kimi_models
-from tests.tokens.families import (
-    COUNT,
-    DATE,
-    FAMILIES,
-    ONLY_PROVEN,
-    SEED,
-    bodies,
-    family,
-    model_of,
-)
+from tests.tokens.families import COUNT, DATE, FAMILIES, ONLY_PROVEN, SEED, bodies, family, model_of
 from tests.tokens.vllm_routes import HERE, fingerprint
 
 GOLDEN = HERE / "golden" / "families.json"

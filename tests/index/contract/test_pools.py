@@ -16,12 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from router.base.contracts import BlockKey, block_key
 from router.base.messages import Delta, PoolChanged, StreamId, pool_stream, unpack_keys
