@@ -45,7 +45,7 @@ def release() -> dict[str, Any]:
             "tool parsers": ["hermes"],
             **{name: sorted(needed) for name, needed in compat.READ_SETTINGS.items()},
         },
-        "texts": sorted(compat.needed_texts()),
+        "texts": sorted(compat.TEXTS),
     }
 
 

@@ -184,11 +184,3 @@ async def test_a_router_that_was_never_there_is_an_error(serve: Serve) -> None:
 
     with pytest.raises(Refused, match="wrong token"):
         await asyncio.to_thread(_followed, await serve(feed), 9)
-
-
-async def test_another_server_is_an_error(serve: Serve) -> None:
-    async def page(_: web.Request) -> web.Response:
-        return web.Response(text="<html>")
-
-    with pytest.raises(NoRouter, match="not the admin port"):
-        await asyncio.to_thread(_followed, await serve(page), 1)

@@ -117,17 +117,6 @@ def test_the_fronts_limits_are_longer_than_the_routers() -> None:
         assert int(minutes[1]) * 60 > forward.first_byte_timeout_s + forward.connect_timeout_s
 
 
-@pytest.mark.parametrize("name", ["compose.yaml", "compose.gpu.yaml"])
-def test_what_a_stack_needs_of_docker_is_written_down(name: str) -> None:
-    """`start_interval` is new in Engine 25; before, the file is refused."""
-    text = (ROOT / "docker" / name).read_text()
-    page = (ROOT / "docs/operate/deploy.md").read_text()
-
-    assert "start_interval" in text
-    assert "Docker Engine 25" in text
-    assert re.search(rf"`docker/{re.escape(name)}`.*Docker Engine 25", page)
-
-
 UNITS = ("warmroute.service", "warmroute@.service")
 
 

@@ -7,32 +7,6 @@ import pytest
 from loadtest.emulator.faults import Fault, Faults
 
 
-def test_a_count_is_used_up() -> None:
-    """Two refusals, then none."""
-    faults = Faults(seed=0)
-    faults.arm(Fault(kind="refuse", count=2))
-
-    fired = [faults.next() for _ in range(3)]
-
-    assert [fault is not None for fault in fired] == [True, True, False]
-    assert faults.num_fired == 2
-    assert faults.armed() == []
-
-
-def test_the_first_armed_goes_first_and_without_count_for_good() -> None:
-    """What is left of each is listed until it is cleared."""
-    faults = Faults(seed=0)
-    faults.arm(Fault(kind="hang", count=2))
-    faults.arm(Fault(kind="status", status=418))
-
-    kinds = [fault.kind for fault in (faults.next(), faults.next(), faults.next()) if fault]
-
-    assert kinds == ["hang", "hang", "status"]
-    assert faults.armed() == [Fault(kind="status", status=418)]
-    faults.clear()
-    assert faults.next() is None
-
-
 def test_chance_is_repeatable() -> None:
     """Same seed, same requests fail, about as many as said."""
 

@@ -108,12 +108,3 @@ async def test_fetching_takes_its_time() -> None:
     assert await client.put([b"1"]) == []
     await client.close()
     await client.close()
-
-
-@pytest.mark.parametrize("path", ["/nothing", "/emulator/nothing"])
-async def test_other_routes_are_not_there(path: str) -> None:
-    """As at the real master's."""
-    async with PoolMaster() as master, aiohttp.ClientSession() as client:
-        async with client.post(master.url + path, data=b"[]") as response:
-            assert response.status == 404
-        assert master.num_asked == {path: 1}

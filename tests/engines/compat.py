@@ -29,6 +29,7 @@ from router.http import control
 from router.kv_events import wire
 from router.tokens.models import modes
 from tests.docs_blocks import VLLM_FLAGS
+from tests.engines.compat_facts import TEXTS
 from tests.engines.overlay import PYTHON, environment, overlay, version_of
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -200,19 +201,6 @@ def needed_metrics() -> set[str]:
     return {re.sub(r"_(total|sum|count|bucket)$", "", name) for name in named}
 
 
-def needed_texts() -> set[str]:
-    return {
-        "X-data-parallel-rank",
-        "X-Session-ID",
-        "VLLM_SYSTEM_START_DATE",
-        "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES",
-        "Generation is paused.",
-        "The model is currently scaling.",
-        "This data-parallel rank has been retired",
-        "kv_load_failure_policy",
-    }
-
-
 ASSUMPTIONS: Final[dict[str, Callable[[str, Any, Any], Iterator[Row]]]] = {
     "hashes": _recorded,
     "image_names": _images,
@@ -224,7 +212,7 @@ ASSUMPTIONS: Final[dict[str, Callable[[str, Any, Any], Iterator[Row]]]] = {
     "metrics": _among(needed_metrics),
     "request_fields": _fields,
     "registries": _registries,
-    "texts": _among(needed_texts),
+    "texts": _among(lambda: set(TEXTS)),
 }
 
 

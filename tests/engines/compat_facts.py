@@ -22,6 +22,17 @@ from typing import Any, Final, get_args
 ROOT: Final = Path(__file__).resolve().parents[2]
 DATA: Final = ROOT / "tests" / "data"
 Facts = dict[str, Any]
+TEXTS: Final = (
+    "Generation is paused.",
+    "The model is currently scaling.",
+    "This data-parallel rank has been retired",
+    "X-data-parallel-rank",
+    "X-Session-ID",
+    "VLLM_SYSTEM_START_DATE",
+    "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES",
+    "kv_load_failure_policy",
+)
+"""What is read in errors and by probes."""
 
 
 def hashes() -> Facts:
@@ -211,18 +222,8 @@ def _words(hint: Any) -> set[str]:
 
 def texts() -> list[str]:
     """Which answers' words are in the sources: what is read in errors and by probes."""
-    wanted = (
-        "Generation is paused.",
-        "The model is currently scaling.",
-        "This data-parallel rank has been retired",
-        "X-data-parallel-rank",
-        "X-Session-ID",
-        "VLLM_SYSTEM_START_DATE",
-        "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES",
-        "kv_load_failure_policy",
-    )
     sources = _sources("")
-    return sorted(each for each in wanted if any(each in text for text in sources))
+    return sorted(each for each in TEXTS if any(each in text for text in sources))
 
 
 def _sources(below: str, only: str = "*.py") -> list[str]:

@@ -179,21 +179,16 @@ class Router(Ours):
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-class EventTap:
-    """Records every raw message a replica publishes, on a thread of its own.
+class _Subscriber:
+    """Reads a replica's published messages on a thread of its own."""
 
-    Reads the wire without the router's decoder: the engine's word against the router's.
-    """
+    __slots__ = ("_context", "_source", "_stop", "_thread")
 
-    __slots__ = ("_context", "_endpoint", "_lock", "_messages", "_stop", "_thread")
-
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
+    def __init__(self, source: str) -> None:
+        self._source = source
         self._context = zmq.Context()
-        self._messages: list[tuple[bytes, bytes, bytes]] = []
-        self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"tap {endpoint}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"reads {source}", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -203,6 +198,23 @@ class EventTap:
         self._stop.set()
         self._thread.join()
         self._context.term()
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+class EventTap(_Subscriber):
+    """Records every raw message a replica publishes.
+
+    Reads the wire without the router's decoder: the engine's word against the router's.
+    """
+
+    __slots__ = ("_lock", "_messages")
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(endpoint)
+        self._messages: list[tuple[bytes, bytes, bytes]] = []
+        self._lock = threading.Lock()
 
     def messages(self) -> list[tuple[bytes, bytes, bytes]]:
         """Return (topic, sequence, payload) of everything seen so far."""
@@ -218,7 +230,7 @@ class EventTap:
         subscriber.setsockopt(zmq.RCVHWM, 0)
         subscriber.setsockopt(zmq.LINGER, 0)
         subscriber.subscribe(b"")
-        subscriber.connect(self._endpoint)
+        subscriber.connect(self._source)
         while not self._stop.is_set():
             if subscriber.poll(50):
                 topic, sequence, payload = subscriber.recv_multipart()
@@ -237,28 +249,16 @@ def num_removed(taps: tuple[EventTap, EventTap]) -> int:
     )
 
 
-class LossyProxy:
+class LossyProxy(_Subscriber):
     """Passes a replica's published messages on, except while it is to lose them."""
 
-    __slots__ = ("_context", "_is_losing", "_source", "_stop", "_thread", "endpoint", "num_lost")
+    __slots__ = ("_is_losing", "endpoint", "num_lost")
 
     def __init__(self, source: str) -> None:
+        super().__init__(source)
         self.endpoint = f"tcp://127.0.0.1:{free_port()}"
         self.num_lost = 0
-        self._source = source
-        self._context = zmq.Context()
         self._is_losing = threading.Event()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"proxy {source}", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._context.term()
 
     @contextmanager
     def losing(self) -> Iterator[None]:
