@@ -92,24 +92,6 @@ def parts_of(*messages: int, system: int = 3, tools: int = 4) -> PartDigests:
     )
 
 
-def test_a_turn_that_goes_on_has_all_of_the_one_before() -> None:
-    client = Client()
-    client.turn(chain((1, 10)), 11)
-    found = client.turn(chain((1, 10), (2, 3)), 11, 12, 13)
-
-    assert (found.num_common, found.change, found.is_unknown) == (160, None, False)
-    assert len(client.ledger.threads(SESSION)) == 1
-
-
-def test_the_same_turn_again_is_no_change() -> None:
-    """A client repeats a request."""
-    client = Client()
-    client.turn(chain((1, 10)), 11)
-    found = client.turn(chain((1, 10)), 11)
-
-    assert (found.num_common, found.change) == (160, None)
-
-
 def test_a_title_generator_is_a_thread_of_its_own() -> None:
     """Under the same session id; neither is a change of the other, nor unknown."""
     client = Client()
@@ -134,17 +116,6 @@ def test_turns_in_parallel_are_compared_with_what_they_share() -> None:
     assert (found.change.part, found.change.index, found.change.offset) == ("message", 3, 160)
 
 
-def test_a_compacted_history_goes_on_its_thread() -> None:
-    """A shorter one behind the same system prompt."""
-    client = Client()
-    client.turn(chain((1, 4), (2, 20)), 11, 12, 13)
-    found = client.turn(chain((1, 4), (3, 2)), 21)
-
-    assert found.num_common == 64
-    assert found.change is not None
-    assert found.change.part == "compacted"
-
-
 def test_where_a_prompt_changed_is_named() -> None:
     """Tools before system before messages; the same tools in another order are told apart."""
     for changed, part in (
@@ -166,25 +137,6 @@ def test_changes_in_a_row_are_counted() -> None:
     rows = [client.turn(chain((2 + n, 10)), 11, system=2 + n).change for n in range(4)]
 
     assert [each.num_in_row for each in rows if each is not None] == [1, 2, 3, 4]
-
-
-def test_a_sub_agent_has_what_its_parent_had() -> None:
-    client = Client()
-    client.turn(chain((1, 10)), 11, key=PARENT)
-    found = client.match(chain((1, 10), (5, 2)), 51)
-
-    assert found.source is client.ledger.threads(PARENT)[0]
-    assert found.num_common == 160
-    assert found.thread is None
-
-
-def test_another_salt_is_the_same_thread_with_nothing_in_common() -> None:
-    client = Client()
-    client.turn(chain((1, 10)), 11)
-    found = client.match(chain((6, 10)), 11, space=6)
-
-    assert found.thread is not None
-    assert (found.source, found.num_common, found.change) == (None, 0, None)
 
 
 def test_a_conversation_that_goes_on_unseen_is_unknown() -> None:
