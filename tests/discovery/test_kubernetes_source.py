@@ -100,7 +100,13 @@ async def _ended(server: FakeKubernetes) -> None:
     server.write(None)
 
 
-@pytest.mark.parametrize("event", [_expired, _ended])
+async def _rotated(server: FakeKubernetes) -> None:
+    """The token is another one, and is read again."""
+    server.rotate("token-2")
+    server.write(None)
+
+
+@pytest.mark.parametrize("event", [_expired, _ended, _rotated])
 async def test_a_watch_that_ends_is_no_failure(
     event: Callable[[FakeKubernetes], Awaitable[None]],
     tmp_path: Path,
@@ -213,17 +219,6 @@ async def test_another_services_slices_are_not_taken(tmp_path: Path) -> None:
         await subject.sees()
 
         assert ["a", "x"] not in subject.answers
-
-
-async def test_a_rotated_token_is_read_again(tmp_path: Path) -> None:
-    async with watched(tmp_path) as subject:
-        await subject.until(lambda: subject.server.num_watches)
-        subject.server.rotate("token-2")
-        subject.server.set(B, silently=True)
-        subject.server.write(None)
-        await subject.sees("b")
-
-        assert subject.failures == []
 
 
 @pytest.mark.parametrize("name", ["token", "ca.crt", "namespace"])

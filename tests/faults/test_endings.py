@@ -150,21 +150,36 @@ def count(stage: Stage, outcome: str) -> float:
 # -- before a token --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("path", "end"), ABORT.values(), ids=ABORT)
-@pytest.mark.parametrize("pieces", [1, 2])
-async def test_a_stream_that_is_aborted_before_a_token_moves_on(
-    path: str, end: bytes, pieces: int
+UNBEGUN = {
+    **{
+        f"abort: {name}": (path, (BEGINNING[path] + end,), "abort")
+        for name, (path, end) in ABORT.items()
+    },
+    **{
+        f"abort apart: {name}": (path, (BEGINNING[path], end), "abort")
+        for name, (path, end) in ABORT.items()
+    },
+    **{f"no end: {path}": (path, (BEGINNING[path],), "no_end") for path in PATHS},
+    **{f"nothing: {path}": (path, (b"",), "no_end") for path in PATHS},
+}
+
+
+@pytest.mark.parametrize(("path", "parts", "reason"), UNBEGUN.values(), ids=UNBEGUN)
+async def test_a_stream_that_fails_before_a_token_moves_on(
+    path: str, parts: tuple[bytes, ...], reason: str
 ) -> None:
-    """Its client has seen nothing, so another replica answers; the first one has failed."""
-    aborted = (BEGINNING[path] + end,) if pieces == 1 else (BEGINNING[path], end)
+    """Its client has seen nothing, so another replica answers; the first one has failed.
+
+    Where the connection ended well, only the missing end says so.
+    """
     well = BEGINNING[path] + TOKEN[path] + WELL[path]
-    handler = first_then(streams(*aborted), streams(well))
+    handler = first_then(streams(*parts), streams(well))
     async with FakeEngine(handler) as a, FakeEngine(handler) as b, on_stage(a, b, **FAR) as stage:
         reply = await stage.ask(body_of(path, stream=True), path)
 
         assert reply.body == well
         assert (len(a.received), len(b.received)) == (1, 1)
-        assert stage.metric("warmroute_failovers_total", reason="abort") == 1
+        assert stage.metric("warmroute_failovers_total", reason=reason) == 1
         assert count(stage, "ok") == 1
 
 
@@ -197,20 +212,6 @@ async def test_an_abort_everywhere_is_passed_on_and_blames_no_replica(stream: bo
         assert count(stage, "replica_failed") == 5
         assert sum(len(engine.received) for engine in engines) == 10
         assert stage.metric("warmroute_replica_healthy") == 3
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("end", ["beginning", "nothing"])
-async def test_a_stream_that_ends_before_a_token_moves_on(path: str, end: str) -> None:
-    """The connection ended well, so only the missing end says so."""
-    cut = BEGINNING[path] if end == "beginning" else b""
-    well = BEGINNING[path] + TOKEN[path] + WELL[path]
-    handler = first_then(streams(cut), streams(well))
-    async with FakeEngine(handler) as a, FakeEngine(handler) as b, on_stage(a, b, **FAR) as stage:
-        reply = await stage.ask(body_of(path, stream=True), path)
-
-        assert reply.body == well
-        assert stage.metric("warmroute_failovers_total", reason="no_end") == 1
 
 
 # -- after tokens ----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
 from loadtest.emulator.emulator import Emulator
@@ -85,15 +86,21 @@ async def test_a_live_conversation_ends_where_it_is() -> None:
     assert third.replica != first.replica
 
 
-async def test_without_evacuation_it_moves_at_once() -> None:
+@pytest.mark.parametrize("why", ["it only drains", "it fails", "it sleeps"])
+async def test_it_moves_at_once_from_where_it_cannot_stay(why: str) -> None:
     async with Engines(2) as engines, on_stage(*engines) as stage:
         await stage.settled(*engines)
         first = await turn(stage, engines, words(1))
         await evacuate(stage, first.replica)
-        await stage.admin(f"/admin/replicas/{first.replica}/drain", {"draining": True})
+        if why == "it only drains":
+            await stage.admin(f"/admin/replicas/{first.replica}/drain", {"draining": True})
+        elif why == "it fails":  # it is not sent there twice
+            arm(holder(stage, first, engines), "first_event_error", count=2)
+        else:
+            stage.router.fleet.members.set_sleep(first.replica, asleep=True, paused=False)
         second = await turn(stage, engines, words(1), "yes", words(9))
 
-    assert second.replica != first.replica
+    assert (second.status, second.replica == first.replica) == (200, False)
 
 
 async def test_what_another_replica_has_moves_at_once() -> None:
@@ -133,18 +140,6 @@ async def test_when_the_time_is_over_it_moves() -> None:
     assert second.replica != first.replica
 
 
-async def test_what_fails_there_goes_elsewhere() -> None:
-    """It is not sent there twice."""
-    async with Engines(2) as engines, on_stage(*engines) as stage:
-        await stage.settled(*engines)
-        first = await turn(stage, engines, words(1))
-        await evacuate(stage, first.replica)
-        arm(holder(stage, first, engines), "first_event_error", count=2)
-        second = await turn(stage, engines, words(1), "yes", words(9))
-
-    assert (second.status, second.replica == first.replica) == (200, False)
-
-
 async def test_it_stays_where_there_is_no_other_replica() -> None:
     """New conversations are refused."""
     async with Engines(1) as engines, on_stage(*engines) as stage:
@@ -172,17 +167,6 @@ async def test_it_stays_whichever_router_it_comes_to(start_redis: Start) -> None
         new = await turn(two, engines, words(2), of=OTHER)
 
     assert second.replica == first.replica != new.replica
-
-
-async def test_a_replica_that_sleeps_keeps_nothing() -> None:
-    async with Engines(2) as engines, on_stage(*engines) as stage:
-        await stage.settled(*engines)
-        first = await turn(stage, engines, words(1))
-        await evacuate(stage, first.replica)
-        stage.router.fleet.members.set_sleep(first.replica, asleep=True, paused=False)
-        second = await turn(stage, engines, words(1), "yes", words(9))
-
-    assert second.replica != first.replica
 
 
 async def test_the_command_waits_and_says_what_is_left() -> None:
