@@ -2,7 +2,7 @@
 
 A file a subject: serve (the configuration), admin (the admin port), status, watch,
 sessions, page, replicas, tenants. `group` finds the commands of other
-packages, `config_options` has a flag for each configuration key, `terminal` and `figures` write.
+packages, `config_options` has `--set` and the flags of keys, `terminal` and `figures` write.
 """
 
 from router.cli.admin import admin_token

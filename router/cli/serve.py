@@ -136,9 +136,9 @@ def _redis_password(config: configuration.Config) -> str | None:
 @click.command()
 @click.argument("words", metavar="[FILTER]...", nargs=-1)
 def options(words: tuple[str, ...]) -> None:
-    """List every configuration key: flag, variable, default.
+    """List every configuration key: option, variable, default.
 
-    FILTER shows only keys with this text in their name, flag or variable. If there are none, it
+    FILTER shows only keys with this text in their name, option or variable. If there are none, it
     shows those with the text in their description.
     """
     every = configuration.options()

@@ -159,9 +159,9 @@ async def test_a_router_that_is_not_ready_takes_nothing_of_a_shared_port() -> No
     """It has the port and an admin port, and listens once there is something to route to."""
     shared: dict[str, Any] = {"listen__shared": True, "redis__url": NO_REDIS}
     async with Engines(1) as engines, on_stage(*engines, **shared) as ready:
-        listen = {"host": "127.0.0.1", "port": urlsplit(ready.url).port, "shared": True}
         flags: dict[tuple[str, ...], Any] = {
-            ("listen",): listen,
+            ("listen", "port"): urlsplit(ready.url).port,
+            ("listen", "shared"): True,
             ("admin", "port"): 0,
             ("redis", "url"): NO_REDIS,
             ("replicas",): ["http://127.0.0.1:1"],
