@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
+from policies.view import CandidateId
 from router.config.hosts import HostRules
-from router.discovery.event_owners import FleetEventOwners
 from router.discovery.find import build_sources
 from router.discovery.model_watch import ModelWatch
 from router.discovery.probes import Probes
@@ -17,6 +18,9 @@ from router.discovery.sources import Sources
 from router.discovery.watch import ReplicaWatch, WatchTools
 from router.discovery.watches import Watches
 from router.replicas.entry import Entry
+from router.replicas.event_ports import EventOwners
+from router.replicas.fleet import Fleet
+from router.replicas.replica import Replica
 
 if TYPE_CHECKING:
     from router.assembly.parts import Parts
@@ -28,7 +32,7 @@ class Discovery:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         config, fleet, metrics = parts.config, parts.fleet, parts.metrics
-        self._event_owners = FleetEventOwners(fleet)
+        self._event_owners = _EventOwners(fleet)
         self.served_models = ServedModels(parts.engine_api, fleet=fleet, prompters=parts.prompters)
         self.sleepers = Sleepers(fleet, parts.caches, parts.upstream)
         self.loader = PrompterLoader(parts.prompters, parts.config.tokens, parts.threads.load)
@@ -98,4 +102,27 @@ class Discovery:
                 names=parts.names,
             ),
             pools=parts.pools,
+        )
+
+
+class _EventOwners:
+    """Finds candidates whose endpoints are another replica's, as replicas come and go."""
+
+    __slots__ = ("_fleet", "_known", "_owners")
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._known: tuple[Replica, ...] = ()  # whose endpoints are in:
+        self._owners = EventOwners(())
+
+    def why_foreign(self, candidate: CandidateId) -> str | None:
+        """Return why a candidate's events are not to be followed; None: they are its own."""
+        replicas = self._fleet.members.replicas
+        if replicas is not self._known:  # each replica's streams ask once a second
+            self._known = replicas
+            self._owners = EventOwners(r.event_ports for r in replicas if r.event_ports is not None)
+        name, _, rank = candidate.partition("#")
+        now_s = time.monotonic()
+        return self._owners.why_foreign(
+            name, int(rank or 0), counts=lambda other: self._fleet.members.is_up(other, now_s)
         )

@@ -1,7 +1,7 @@
 """The way to Redis: which server has the data, a few connections there, deadlines.
 
 Part of this module: TLS, passwords, Sentinel, pipelines of raw commands. Elsewhere: keys
-(redis_store), the meaning of errors (redis_errors), a server's description (redis_server).
+(redis_store), the meaning of errors (redis_errors).
 
 Every operation ends by its deadline. A connection that was left in the middle of a reply is cut,
 never used again.
@@ -14,9 +14,11 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import hiredis
+from msgspec import Struct
 from redis import exceptions as errors
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.connection import (
@@ -27,10 +29,9 @@ from redis.asyncio.connection import (
 )
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 
-from router.base.errors import StoreError, StoreUnavailable
+from router.base.errors import StoreError, StoreRefused, StoreUnavailable
 from router.base.host_names import Names
-from router.cluster.redis_errors import store_error
-from router.cluster.redis_server import Address, Server, as_map, check_server, parse_url
+from router.cluster.redis_errors import CLUSTER, HINTS, store_error
 from router.config import RedisConfig
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,25 @@ Word = bytes | str | int | float
 Command = tuple[Word, ...]
 
 _MAX_CONNECTIONS: Final = 16
+_OLDEST_VERSION: Final = (6, 2)
 SILENCE_S: Final = 1.0  # without a message, the server is asked whether it is there
+
+
+class Address(NamedTuple):
+    host: str  # or the path of a socket
+    port: int  # 0: a socket
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}" if self.port else self.host
+
+
+class Server(Struct, frozen=True, kw_only=True):
+    """The server that has the data, as it introduced itself."""
+
+    address: str
+    name: str  # redis, valkey
+    version: str
 
 
 class RedisConnection:
@@ -60,7 +79,7 @@ class RedisConnection:
     ) -> None:
         self._config = config
         self._names = names or Names()
-        scheme, self._home, self._db = parse_url(config.url)
+        scheme, self._home, self._db = _parse_url(config.url)
         self._kind = _KINDS[scheme]
         self._login: dict[str, Any] = {"username": config.username, "password": password}
         if scheme == "rediss" and config.ca_file is not None:
@@ -202,7 +221,7 @@ class RedisConnection:
         times = {"socket_timeout": share_s, "socket_connect_timeout": share_s}
         sentinel = Sentinel([])  # type: ignore[no-untyped-call]
         for name in names:
-            arguments = {**self._arguments(parse_url(f"redis://{name}")[1]), **times}
+            arguments = {**self._arguments(_parse_url(f"redis://{name}")[1]), **times}
             pool = ConnectionPool(connection_class=self._kind, **arguments)
             sentinel.sentinels.append(Redis.from_pool(pool))
         try:
@@ -233,8 +252,8 @@ class RedisConnection:
             try:
                 await connection.on_connect()
                 await connection.send_command("HELLO", 2)
-                reply = as_map(await connection.read_response())
-                self.server = check_server(reply, address, has_sentinels=has_sentinels)
+                reply = _as_map(await connection.read_response())
+                self.server = _check_server(reply, address, has_sentinels=has_sentinels)
                 if self._db:  # after HELLO: a Cluster and a Sentinel have no databases
                     await connection.send_command("SELECT", self._db)
                     await connection.read_response()
@@ -366,6 +385,49 @@ class Subscription(asyncio.Protocol):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _parse_url(text: str | None) -> tuple[str, Address, int]:
+    """Read a URL that router.config has checked: scheme, address, database."""
+    url = urlsplit(text or "redis:")
+    if url.scheme == "unix":
+        db = int(parse_qs(url.query).get("db", ["0"])[0])
+        return url.scheme, Address(unquote(url.path), 0), db
+    return (
+        url.scheme,
+        Address(url.hostname or "", url.port or 6379),
+        int(url.path.strip("/") or 0),
+    )
+
+
+def _as_map(flat: Any) -> dict[str, Any]:
+    """Read a map as RESP 2 has it: names and values by turns; empty if it is none."""
+    if not isinstance(flat, list):
+        return {}
+    words = [word.decode() if isinstance(word, bytes) else word for word in flat]
+    return dict(zip(words[::2], words[1::2], strict=False))
+
+
+def _check_server(reply: dict[str, Any], address: Address, *, has_sentinels: bool) -> Server:
+    """Refuse a server that is too old, of another kind, or may not be written to."""
+    if reply.get("mode") == "sentinel":
+        raise StoreRefused(
+            f"{address} is a Sentinel: name it in redis.sentinels, and its master in "
+            "redis.sentinel_service"
+        )
+    if reply.get("mode") == "cluster":
+        raise StoreRefused(f"Redis at {address}: {CLUSTER}")
+    version = str(reply.get("version", "0"))
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if numbers < _OLDEST_VERSION:
+        raise StoreRefused(
+            f"Redis at {address} is version {version}; 6.2 is the oldest that will do"
+        )
+    if reply.get("role") == "replica":
+        if not has_sentinels:
+            raise StoreRefused(f"Redis at {address}: {HINTS['READONLY']}")
+        raise StoreUnavailable(f"Redis at {address} is a replica by now: failing over")
+    return Server(address=str(address), name=str(reply.get("server", "redis")), version=version)
 
 
 async def _send(connection: AbstractConnection, commands: Sequence[Command]) -> None:

@@ -31,7 +31,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -50,7 +50,6 @@ from router.base.messages import (
 from router.cluster import redis_scripts as scripts
 from router.cluster.redis_connection import RedisConnection, Subscription, Word
 from router.cluster.redis_errors import is_out_of_memory
-from router.cluster.redis_facts import StoreFacts, check_memory, other_schema
 from router.cluster.redis_log import LogPart, LogReader, read_logs
 from router.cluster.redis_records import RedisRecords
 from router.cluster.redis_scripts import Script, Scripts
@@ -67,6 +66,15 @@ PIPELINE_BYTES: Final = 256 * 1024
 def notes_channel(namespace: str, db: int) -> str:
     """Name the channel that a namespace's notes are published on: databases have all in common."""
     return f"{{wr:{namespace}}}:notes:{SCHEMA}:{db}"
+
+
+class StoreFacts(Struct, frozen=True, kw_only=True):
+    """What was found at `open`."""
+
+    address: str
+    server: str  # redis, valkey
+    version: str
+    incarnation: str  # another one: Redis was emptied in between
 
 
 class Written(Enum):
@@ -136,7 +144,7 @@ class RedisStore:
         """Connect, check whether this Redis can be used, and create the namespace if it is new."""
         try:
             await self._scripts.load()
-            await check_memory(self._connection)
+            await _check_memory(self._connection)
             await self._look("", b"")
         except (TypeError, ValueError, AttributeError, LookupError) as exc:
             raise StoreRefused(_NOT_REDIS) from exc
@@ -249,7 +257,7 @@ class RedisStore:
             scripts.BEAT, SCHEMA, uuid.uuid4().hex, router, load, self._lease_ms
         )
         if schema != str(SCHEMA).encode():
-            raise other_schema(schema, self._base, self._config.namespace)
+            raise _other_schema(schema, self._base, self._config.namespace)
         self._incarnation = incarnation.decode()
         return Beat(
             incarnation=self._incarnation,
@@ -282,6 +290,36 @@ class RedisStore:
 
     def _key(self, name: str) -> str:
         return self._base + name
+
+
+async def _check_memory(connection: RedisConnection) -> None:
+    """Ask what happens when memory is full; refuse to be evicted."""
+    (reply,) = await connection.ask_all([("INFO", "memory")])
+    if not isinstance(reply, bytes):  # the ACL user may not ask
+        return
+    lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
+    info: dict[str, Any] = {name: value for name, _, value in lines}
+    max_bytes, policy = int(info.get("maxmemory", 0)), info.get("maxmemory_policy", "")
+    if max_bytes and policy.startswith("allkeys"):
+        raise StoreRefused(
+            f"maxmemory-policy {policy} may evict the table of holders, and blocks would "
+            "be credited to others: set it to noeviction, or use a Redis of its own"
+        )
+
+
+def _other_schema(found: bytes, base: str, namespace: str) -> StoreRefused:
+    """Return the error for a namespace of another schema, with what to do about it."""
+    text = found.decode(errors="replace")
+    if text.isdigit() and int(text) < SCHEMA:
+        advice = f"stop the older routers and delete the keys {base}*, or choose another"
+    elif text.isdigit():
+        advice = "update this router, or choose another"
+    else:
+        advice = "another program uses the key: choose another"
+    return StoreRefused(
+        f"namespace {namespace!r} in Redis has schema {text}, this router has {SCHEMA}: "
+        f"{advice} redis.namespace"
+    )
 
 
 class _Batch:

@@ -37,8 +37,7 @@ from router.cluster.peers import Peers
 from router.cluster.pool_share import PoolShare
 from router.cluster.record_share import RecordShare
 from router.cluster.redis_connection import Subscription
-from router.cluster.redis_facts import StoreFacts
-from router.cluster.redis_store import RedisStore
+from router.cluster.redis_store import RedisStore, StoreFacts
 from router.cluster.snapshot_loader import SnapshotLoader
 from router.index.cache_view import CacheView
 from router.metrics import SharingState

@@ -30,7 +30,7 @@ from dns.rdtypes.IN.SRV import SRV
 from router.base.errors import DiscoveryError
 from router.config import ReplicaConfig
 from router.config.discovery import host_and_port
-from router.discovery.sources import Sink
+from router.discovery.sources import Sources
 from router.replicas.entry import Found
 
 _TRY_S: Final = 2.0  # one server, once
@@ -80,7 +80,7 @@ class DnsSource:
             for address, port in sorted(set(places))
         ]
 
-    async def run(self, sink: Sink) -> None:
+    async def run(self, sink: Sources) -> None:
         while True:
             try:
                 sink.found(self.name, await self.look())

@@ -22,7 +22,7 @@ from router.base.backoff import Backoff
 from router.base.errors import DiscoveryError
 from router.discovery.endpoint_slices import Slice, replicas_in
 from router.discovery.kubernetes_api import ANSWER_S, Expired, KubernetesApi, SliceChange
-from router.discovery.sources import Sink
+from router.discovery.sources import Sources
 from router.replicas.entry import Found
 
 _WATCH_S: Final = 120.0
@@ -65,7 +65,7 @@ class KubernetesSource:
         slices, _ = await self._api.list_slices(await self._in(), self._service)
         return replicas_in(slices.values(), self._port)
 
-    async def run(self, sink: Sink) -> None:
+    async def run(self, sink: Sources) -> None:
         backoff = Backoff(*self._pauses_s)
         while True:
             begun_s = time.monotonic()
@@ -79,7 +79,7 @@ class KubernetesSource:
                 backoff.reset()
             await asyncio.sleep(backoff.next_s())
 
-    async def _list_and_watch(self, sink: Sink) -> None:
+    async def _list_and_watch(self, sink: Sources) -> None:
         namespace = await self._in()
         slices, version = await self._api.list_slices(namespace, self._service)
 

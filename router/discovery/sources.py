@@ -35,16 +35,6 @@ _EMPTY_S: Final = 60.0
 _MAX_REFUSED: Final = 32  # shown of one answer
 
 
-class Sink(Protocol):
-    """Takes what a source finds."""
-
-    def found(self, source: str, found: Sequence[Found]) -> None:
-        """Apply a whole answer; the same one again confirms it."""
-
-    def failed(self, source: str, reason: str) -> None:
-        """Record why there is no answer."""
-
-
 class Source(Protocol):
     """Where replicas are found."""
 
@@ -61,12 +51,12 @@ class Source(Protocol):
         """
         ...
 
-    async def run(self, sink: Sink) -> None:
+    async def run(self, sink: Sources) -> None:
         """Report answers and failures until cancelled."""
 
 
 class Sources:
-    """What the sources of a router named; a `Sink`.
+    """What the sources of a router named.
 
     Args:
         names: What the sources are called.
@@ -106,7 +96,7 @@ class Sources:
     # -- answers -----------------------------------------------------------------------------
 
     def found(self, source: str, found: Sequence[Found]) -> None:
-        """Apply a whole answer of a source."""
+        """Apply a whole answer of a source; the same one again confirms it."""
         if len(found) > MAX_REPLICAS:
             self.failed(source, f"it names {len(found)} replicas: more than {MAX_REPLICAS}")
             return

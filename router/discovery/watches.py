@@ -38,10 +38,6 @@ MAX_GONE: Final = 64
 """Replicas that are gone and still have series in /metrics."""
 
 
-def _ignore(_: Sequence[str]) -> None:
-    """Drop nothing."""
-
-
 class Watch(Protocol):
     """Watches one replica: router.discovery.watch."""
 
@@ -69,7 +65,7 @@ class Watches:
         waiting: Waiting,
         watch: Callable[[Entry], Watch],
         count_failure: Callable[[str], None],
-        on_gone: Callable[[Sequence[str]], None] = _ignore,
+        on_gone: Callable[[Sequence[str]], None],
     ) -> None:
         self._on_gone = on_gone
         self._gone: Bounded[str, tuple[str, ...]] = Bounded(MAX_GONE)  # it and its candidates

@@ -185,7 +185,7 @@ class Listener:
             wire.setblocking(False)
             host = str(address[0])
             if self._num_wires >= self._max_connections:
-                self._turn_away(wire, "limit", host)
+                self._turn_away(wire, host)
             else:
                 self._num_wires += 1
                 task = self._tg.create_task(self._connect(wire, host), name=f"accept {self.name}")
@@ -245,14 +245,13 @@ class Listener:
                 wire.close()
                 self._num_wires -= 1
 
-    def _turn_away(self, wire: socket.socket, reason: str, host: str) -> None:
+    def _turn_away(self, wire: socket.socket, host: str) -> None:
         """Answer that there is no room; unread bytes of the client's would make it see a reset."""
-        self._refusals.add(reason, host)
-        with suppress(OSError):
-            if self._tls is None:
+        self._refusals.add("limit", host)
+        if self._tls is None:
+            with suppress(OSError):
                 wire.recv(65_536, socket.MSG_DONTWAIT)
-        with suppress(OSError):
-            if self._tls is None:
+            with suppress(OSError):
                 wire.send(_NO_ROOM)
                 wire.shutdown(socket.SHUT_WR)
         wire.close()

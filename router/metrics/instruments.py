@@ -199,8 +199,9 @@ class Metrics(Instruments):
         "Models that went from fastokens to tokenizers, by reason: sample (other ids for a "
         "prompt), failed (it crashed)")]
     peer_notes: Annotated[Counter, Spec("warmroute_peer_notes", "kind",
-        "Notes received from other routers, by kind: began, answered, ended, alive, left, lost, "
-        "cleared, over, pool, registered; unknown_feed (about an unknown replica), malformed")]
+        "Notes received from other routers, by kind: began, answered, ended, alive, left, "
+        "registered, pool, ordered, idle, turn_waits, waits, prompt, turn, over; "
+        "unknown_feed (about an unknown replica), malformed")]
     peers_forgotten: Annotated[Counter, Spec("warmroute_peers_forgotten", "",
         "Routers that went silent and whose leases and claims were dropped")]
     notes_dropped: Annotated[Counter, Spec("warmroute_notes_dropped", "",

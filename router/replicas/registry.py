@@ -43,7 +43,6 @@ from router.base.messages import Evacuation, ReplicaRecord
 from router.config import AdminConfig, ReplicaConfig, check_pool, check_replica
 from router.config.hosts import HostRules
 from router.replicas.entry import Entry, Found
-from router.replicas.replica_records import check_hosts, check_places, record_of, replica_of
 
 
 class _Wanted(Struct, frozen=True, kw_only=True):
@@ -58,6 +57,9 @@ class _Wanted(Struct, frozen=True, kw_only=True):
 
 _ANY_ORDINARY_HOST = HostRules(AdminConfig().replica_hosts)
 _NO_ORDER = ReplicaRecord(url="")
+_SHARED = ("url", "events", "replay", "role", "transfer", "hardware", "weight", "eagle", "pool",
+           "bootstrap", "cost_per_hour")  # fmt: skip
+"""What a record says of a replica."""
 
 
 class Registry:
@@ -128,7 +130,7 @@ class Registry:
         identity = entry.identity if entry is not None else replica.identity
         if is_new:
             added = self._configured.get(identity, replica) if entry is None else entry.replica
-            self._order(identity, record_of(added))
+            self._order(identity, _record_of(added))
         found = self.of_identity(identity)
         assert found is not None
         return found, is_new
@@ -216,7 +218,7 @@ class Registry:
 
         Writers of the store may add replicas on allowed hosts, but not break names.
         """
-        replica = replica_of(identity, record)
+        replica = _replica_of(identity, record)
         try:
             self._check(replica, is_found=record.discovered)
         except ConfigError as exc:
@@ -282,7 +284,7 @@ class Registry:
         for identity, record in self._records.items():
             is_known = identity in self._configured or place_of(record.url) in places
             if not (is_known or record.discovered):
-                enter(identity, replica_of(identity, record), None, True)
+                enter(identity, _replica_of(identity, record), None, True)
         self.not_entered = {}
         for source, found in self._found.items():
             for url, one in found.items():
@@ -341,7 +343,7 @@ class Registry:
         check_replica(replica)
         check_pool(replica, self._pools)
         if not is_found and replica.url not in {known.url for known in self._configured.values()}:
-            check_hosts(replica, self._hosts)
+            _check_hosts(replica, self._hosts)
 
     def _check_name(
         self, key: str, replica: ReplicaConfig, wanted: Mapping[str, ReplicaConfig]
@@ -369,7 +371,7 @@ class Registry:
         at = next((e for e in self.entries if place_of(e.replica.url) == place), None)
         for other in self._entries.values():
             if other is not at and not other.leaving:
-                check_places(replica, other.name, other.replica)
+                _check_places(replica, other.name, other.replica)
         named = self._entries.get(replica.name) if replica.name else None
         if at is not None and replica.name and at.name != replica.name:
             raise ReplicaConflict(f"{replica.url} is there already, as {at.name!r}", param="url")
@@ -388,9 +390,51 @@ class Registry:
 def _order_of(entry: Entry) -> ReplicaRecord:
     """Write down what is ordered about an entry."""
     return replace(
-        record_of(entry.replica),
+        _record_of(entry.replica),
         draining=entry.draining,
         evacuation=entry.evacuation,
         removed=entry.leaving,
         discovered=entry.source is not None,
     )
+
+
+def _record_of(replica: ReplicaConfig) -> ReplicaRecord:
+    """Write a replica as a record without orders."""
+    return ReplicaRecord(**{field: getattr(replica, field) for field in _SHARED})
+
+
+def _replica_of(identity: str, record: ReplicaRecord) -> ReplicaConfig:
+    """Read a replica from a record; a name is an identity that is no URL."""
+    name = None if "://" in identity else identity
+    return ReplicaConfig(name=name, **{field: getattr(record, field) for field in _SHARED})
+
+
+def _check_hosts(replica: ReplicaConfig, hosts: HostRules) -> None:
+    """Refuse a replica with an address where none may be added.
+
+    Raises:
+        ConfigError: the message and `param` name the field.
+    """
+    for field, urls in replica.addresses.items():
+        host = hosts.refused(urls)
+        if host is not None:
+            raise ConfigError(
+                f"{field}: {host!r} is not in admin.replica_hosts "
+                f"({', '.join(hosts.patterns) or 'empty'})",
+                param=field,
+            )
+
+
+def _check_places(replica: ReplicaConfig, name: str, other: ReplicaConfig) -> None:
+    """Refuse a replica with an address or event endpoint of another one.
+
+    Raises:
+        ReplicaConflict: the message names the field and the other replica.
+    """
+    taken = set(other.places.values())
+    for field, place in replica.places.items():
+        if place in taken:
+            raise ReplicaConflict(
+                f"{field}: {place} is an address of {name!r}; each engine has ports of its own",
+                param=field,
+            )
