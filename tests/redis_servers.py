@@ -194,6 +194,19 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
+def start_tls(folder: Path, certificate: Path, key: Path, ca: Path) -> RedisServer:
+    """Start a server that speaks TLS alone."""
+    options = {
+        "port": "0",
+        "tls-port": "",
+        "tls-cert-file": str(certificate),
+        "tls-key-file": str(key),
+        "tls-ca-cert-file": str(ca),
+        "tls-auth-clients": "no",
+    }
+    return RedisServer(binary("7"), folder / "redis", **options).start()
+
+
 # -- fixtures ------------------------------------------------------------------------------------
 
 Start = Callable[..., RedisServer]

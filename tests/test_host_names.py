@@ -40,7 +40,7 @@ from tests.discovery.fake_kubernetes import endpoint, kubernetes, slice_of
 from tests.http.certificates import Authority
 from tests.kv_events.publisher import Publisher
 from tests.observers.tracing.receiver import receiving
-from tests.redis_servers import RedisServer, binary
+from tests.redis_servers import RedisServer, start_tls
 from tests.resolver import AGAIN, NO_NAME, Resolver, resolver
 from tests.waiting import until
 
@@ -373,15 +373,7 @@ async def test_redis_with_tls_is_reached_at_its_last_address(
     authority = Authority(tmp_path)
     for names, is_accepted in ((f"DNS:{HOST}", True), ("IP:127.0.0.1", False)):
         cert, key = authority.issue("redis", names=names)
-        options = {
-            "port": "0",
-            "tls-port": "",
-            "tls-cert-file": str(cert),
-            "tls-key-file": str(key),
-            "tls-ca-cert-file": str(authority.cert),
-            "tls-auth-clients": "no",
-        }
-        server = RedisServer(binary("7"), tmp_path / "redis", **options).start()
+        server = start_tls(tmp_path, cert, key, ca=authority.cert)
         try:
             url = f"rediss://{HOST}:{server.port}/0"
             if is_accepted:

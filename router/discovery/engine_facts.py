@@ -50,7 +50,6 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     num_gpu_blocks: int | None  # per rank
     num_cache_tokens: int | None = None  # per rank, all KV groups counted
     prefix_caching: bool | None
-    hash_algorithm: str | None
     kv_dtype: str | None = None  # as its flag names it; `auto`: the model's own
     cache_shapes: frozenset[tuple[str, ...]] = frozenset()  # others: another process; empty: unsaid
     started_s: float | None  # unix seconds: another value means another process
@@ -134,7 +133,6 @@ def read_facts(
         num_gpu_blocks=_of_one_rank(engine_metrics.count(info.get("num_gpu_blocks")), ranks),
         num_cache_tokens=engine_metrics.count(info.get("kv_cache_size_tokens")) or None,
         prefix_caching=engine_metrics.flag(info.get("enable_prefix_caching")),
-        hash_algorithm=info.get("prefix_caching_hash_algo"),
         kv_dtype=info.get("cache_dtype"),
         cache_shapes=metrics.cache_shapes(),
         started_s=metrics.started_s(),

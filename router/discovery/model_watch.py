@@ -53,11 +53,10 @@ class ModelWatch:
         """Return where its adapters are, by name; read live."""
         return self._served_models.lora_paths(replica)
 
-    def begin(self, replica: Replica, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Load what its models need, and start the tasks that ask it about them."""
+    def begin(self, replica: Replica, group: asyncio.TaskGroup) -> asyncio.Task[None]:
+        """Load what its models need, and start the task that compares its token ids."""
         self._loader.load(replica)
-        name = replica.name
-        return [group.create_task(self._compare_ids(replica), name=f"compare ids {name}")]
+        return group.create_task(self._compare_ids(replica), name=f"compare ids {replica.name}")
 
     def forget(self, name: str) -> None:
         """Drop what was learned about a replica: it is gone, or another process."""

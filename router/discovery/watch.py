@@ -103,10 +103,9 @@ class ReplicaWatch:
                         for source in sources
                     ]
                     tg.create_task(self._await_history(replica), name=f"history {self._name}")
-                    asides = self._models.begin(replica, tg)
+                    aside = self._models.begin(replica, tg)
                     await self._probes.run(replica, facts)
-                    for aside in asides:
-                        aside.cancel()
+                    aside.cancel()
                     for follower, source in zip(followers, sources, strict=True):
                         self._streams.restarted(source)
                         follower.cancel()

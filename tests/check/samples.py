@@ -45,7 +45,6 @@ FACTS = EngineFacts(
     block_size=16,
     num_gpu_blocks=8192,
     prefix_caching=True,
-    hash_algorithm=None,
     started_s=1.0,
     num_ranks=1,
     event_sources={},

@@ -19,7 +19,14 @@ from router.cluster.redis_connection import RedisConnection
 from router.cluster.redis_store import RedisStore, Written
 from tests.cluster.redis_stores import R1, blocks, config, opened, stored
 from tests.conftest import Serve
-from tests.redis_servers import RedisServer, Start, binary, make_certificate, start_sentinel
+from tests.redis_servers import (
+    RedisServer,
+    Start,
+    binary,
+    make_certificate,
+    start_sentinel,
+    start_tls,
+)
 from tests.waiting import until
 
 SECRET = "hunter2"
@@ -108,15 +115,7 @@ def tls_redis(
     """Give a server that speaks TLS alone, and its certificate."""
     folder = tmp_path_factory.mktemp("tls")
     certificate, key = make_certificate(folder)
-    options = {
-        "port": "0",
-        "tls-port": "",
-        "tls-cert-file": str(certificate),
-        "tls-key-file": str(key),
-        "tls-ca-cert-file": str(certificate),
-        "tls-auth-clients": "no",
-    }
-    server = RedisServer(binary("7"), folder / "redis", **options).start()
+    server = start_tls(folder, certificate, key, ca=certificate)
     yield server, certificate
     server.stop()
 
