@@ -6,11 +6,13 @@ What engines write here is what vLLM 0.32 writes. Page: docs/operate/failures.md
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from functools import partial
 
 import orjson
 import pytest
 from aiohttp import web
 
+from router.replicas.health import HealthRules
 from tests.faults.fake_engine import FakeEngine, Handler, first_then, streams
 from tests.faults.stage import Engines, Json, Stage, arm, chat, on_stage, words
 
@@ -352,8 +354,11 @@ async def test_streams_of_other_routes_may_end_as_they_like() -> None:
         assert count(stage, "ok") == 1
 
 
-async def test_health_and_the_next_requests_see_failures_inside_streams() -> None:
-    """After three in a row a replica gets none."""
+async def test_health_and_the_next_requests_see_failures_inside_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After three in a row a replica gets none, for longer here than a busy machine needs."""
+    monkeypatch.setattr("router.replicas.fleet.HealthRules", partial(HealthRules, backoff_s=600.0))
     failing = streams(BEGINNING[CHAT], TOKEN[CHAT], event(CHAT_ERROR) + DONE)
     well = streams(BEGINNING[CHAT] + TOKEN[CHAT] + WELL[CHAT])
     async with FakeEngine(failing) as a, FakeEngine(well) as b:
