@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.options import EmulatorOptions
@@ -96,6 +97,27 @@ async def test_a_replica_with_another_model_behind_its_address_is_found_anew() -
 
         assert (await stage.ask(chat(words(1)))).status == 404
         assert (await stage.ask(chat(words(1), model="other"))).status == 200
+
+
+async def test_no_client_gets_the_404_of_an_engine_that_came_back_with_another_model() -> None:
+    """Its requests move to the replica that has the model, before a probe is due."""
+
+    async def lacks(_: web.Request) -> web.StreamResponse:
+        error = {"message": "The model `tiny` does not exist.", "code": 404}
+        return web.json_response({"error": error}, status=404)
+
+    async with FakeEngine() as one, FakeEngine() as other:
+        async with on_stage(
+            one, other, policy__name="round_robin", health__interval_s=60.0
+        ) as stage:
+            one.on_request = lacks
+            one.pages["/v1/models"] = {"object": "list", "data": [{"id": "large"}]}
+            replies = await asyncio.gather(*(stage.ask(chat(words(n))) for n in range(6)))
+
+            assert {reply.status for reply in replies} == {200}
+            await stage.until(lambda: "large" in stage.router.fleet.members.served)
+            assert (await stage.ask(chat(words(7)))).status == 200
+            assert (await stage.ask(chat(words(1), model="unheard-of"))).status == 404
 
 
 async def test_an_engine_that_says_it_is_another_process_is_found_anew() -> None:

@@ -88,6 +88,7 @@ _SEGMENT: Final = re.compile(
     r"(?:[A-Za-z0-9._~!$&'()*+,=:@-]"
     r"|%(?:2[02]|3[CEce]|5[BDEbde]|60|7[B-Db-d]|[89A-Fa-f][0-9A-Fa-f]))+"
 )
+_ABSOLUTE: Final = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 _WORD: Final = re.compile(r"|v[0-9]{1,2}|[a-z._-]{1,24}")
 _PATTERN: Final = re.compile(r"(?:(?P<method>[A-Z]+) )?(?P<path>/\S*)")
 
@@ -179,6 +180,12 @@ class Routes:
             if path.startswith(prefix) and path != prefix and wanted in (None, method):
                 return is_canonical(path)
         return False
+
+
+def path_of(target: str) -> str:
+    """Return the path of a request's target as it came; a whole URL is one, too (RFC 9112)."""
+    path = target.partition("?")[0]
+    return path if path.startswith("/") else _ABSOLUTE.sub("", path) or "/"
 
 
 def shown(text: str) -> str:

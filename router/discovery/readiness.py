@@ -13,6 +13,7 @@ from router.tokens import Prompters
 
 START_S: Final = 5.0  # after a router began, requests wait at most until then
 _START_LOOK_S: Final = 0.02
+_OTHERS_S: Final = 1.0  # from the first replica on: only another one may have a model or a route
 
 
 class Readiness:
@@ -28,6 +29,7 @@ class Readiness:
         self._waiting = waiting
         self._was_ready = False
         self._may_wait_until_s = time.monotonic() + START_S
+        self._first_s: float | None = None  # when a replica was there first
 
     def not_ready(self) -> str | None:
         """Return why requests should not come yet; None: they may.
@@ -50,9 +52,12 @@ class Readiness:
 
     def is_starting(self) -> bool:
         """Whether requests will be served, or served better, in a moment."""
-        if self._members.can_answer:
-            return self.not_ready() is not None
-        return any(reason == UNDISCOVERED for reason in self._waiting.values())
+        is_asking = any(reason == UNDISCOVERED for reason in self._waiting.values())
+        if not self._members.can_answer:
+            return is_asking
+        now_s = time.monotonic()
+        self._first_s = self._first_s or now_s
+        return self.not_ready() is not None or (is_asking and now_s < self._first_s + _OTHERS_S)
 
     async def until_started(self) -> None:
         """Hold a request while the router has just started and is about to know its replicas.

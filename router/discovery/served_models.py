@@ -4,7 +4,7 @@
     every `health.load_interval_s`   each (router.discovery.watch)
     after an order of ours           those that it went to (router.http.control)
     a model that no replica serves   all, before the answer is 404: at most once a second
-    an engine's 404 for an adapter   that engine, before the client gets the 404
+    an engine's 404 for a model      that engine, before the client gets the 404
 
 Source: vLLM 0.32 openai/models/serving.py: `/v1/models` has bases first, then adapters with their
 base as `parent` and their path as `root`; a reload under the same name may change the path.
@@ -46,12 +46,15 @@ class ServedModels:
         self._prompters = prompters
         self._paths: dict[str, dict[str, str]] = {}
         self._asked_s: dict[str, float] = {}  # by `has`
+        self._asking: dict[str, asyncio.Lock] = {}
+        self._others: set[str] = set()  # replicas at whose address another process answered
         self._rounds = asyncio.Lock()
         self._round_began_s = -ROUND_S
         self._num_waiting = 0
 
     def lora_paths(self, replica: Replica) -> dict[str, str]:
         """Return a replica's adapters with their paths; the mapping follows what it loads."""
+        self._others.discard(replica.name)
         paths = self._paths.setdefault(replica.name, {})
         paths.clear()
         paths.update(_paths(replica.models))
@@ -63,8 +66,10 @@ class ServedModels:
 
     def forget(self, name: str) -> None:
         """Drop a replica that is gone."""
+        self._others.discard(name)
         self._paths.pop(name, None)
         self._asked_s.pop(name, None)
+        self._asking.pop(name, None)
 
     async def refresh(self, name: str) -> bool:
         """Ask one replica; False: it serves other base models now, so it is another process.
@@ -130,15 +135,18 @@ class ServedModels:
     async def has(self, name: str, model: str) -> bool:
         """Ask a replica whether it still serves a model; if it does not answer, assume so.
 
-        A recent answer is used again: a client may cause many such questions.
+        A recent answer is used again: a client may cause many such questions. If it has other base
+        models, its watch looks at once what is there.
         """
-        now_s = monotonic()
-        if now_s - self._asked_s.get(name, -ROUND_S) >= AGAIN_S:
-            self._asked_s[name] = now_s
-            with suppress(UpstreamError):
-                await self.refresh(name)
+        async with self._asking.setdefault(name, asyncio.Lock()):  # those meanwhile wait for it
+            if monotonic() - self._asked_s.get(name, -ROUND_S) >= AGAIN_S:
+                with suppress(UpstreamError):
+                    if not await self.refresh(name) and self._find(name) is not None:
+                        self._others.add(name)
+                        self._fleet.members.signs(name).on_doubt()
+                self._asked_s[name] = monotonic()
         replica = self._find(name)
-        return replica is not None and replica.serves(model)
+        return replica is not None and name not in self._others and replica.serves(model)
 
     def _find(self, name: str) -> Replica | None:
         try:

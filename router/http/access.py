@@ -17,7 +17,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from router.api.clients import Client, Clients
-from router.api.routes import Route, Routes
+from router.api.routes import Route, Routes, path_of
 from router.base.caller import ANYBODY, Caller
 from router.tenants import Tenants
 
@@ -86,4 +86,4 @@ class Access(Struct, frozen=True, kw_only=True):
         Raises:
             UnknownRoute, MethodNotAllowed: it is not served.
         """
-        return self.routes.find(request.method, request.raw_path.partition("?")[0])
+        return self.routes.find(request.method, path_of(request.raw_path))

@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 
 from router.api.apis import api_of
 from router.api.failures import error_event
-from router.api.routes import Route, loggable, shown
+from router.api.routes import Route, loggable, path_of, shown
 from router.base.errors import (
     BadRequest,
     ClientError,
@@ -214,7 +214,7 @@ class DataApp:
                 "why": why,
                 "param": error.param,
                 "method": shown(request.method) if of_route else None,
-                "path": loggable(request.raw_path.partition("?")[0]) if of_route else None,
+                "path": loggable(path_of(request.raw_path)) if of_route else None,
             },
         )
         return error_answer(error, exchange.request.path, exchange.own_headers)

@@ -179,11 +179,9 @@ class Sender:
         return f"{'status' if answer.error_status is None else 'event'}_{status}"
 
     async def _is_unloaded(self, prompt: Prompt, placement: Placement) -> bool:
-        """Return whether a replica has unloaded the adapter that it was asked for."""
-        name, model = placement.replica, prompt.read.model
-        if model is None or placement.candidate.replica.adapter_path(model) is None:
-            return False
-        return not await self._models.has(name, model)
+        """Return whether a replica no longer has the model or adapter that it was asked for."""
+        model = prompt.read.model
+        return model is not None and not await self._models.has(placement.replica, model)
 
     async def _ask(
         self,

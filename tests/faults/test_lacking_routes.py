@@ -5,10 +5,12 @@ Page: docs/operate/failures.md.
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from aiohttp import web
 
-from tests.faults.fake_engine import FakeEngine, Handler
+from tests.faults.fake_engine import MODELS, FakeEngine, Handler
 from tests.faults.stage import Json, Reply, Stage, chat, on_stage, words
 
 FAR = {"health__interval_s": 60.0}
@@ -136,6 +138,22 @@ async def test_a_replica_that_may_have_it_but_is_down_is_no_404() -> None:
 
             assert [reply.status for reply in replies] == [503, 503]
             assert all("Retry-After" in reply.headers for reply in replies)
+
+
+async def test_a_route_of_a_replica_that_is_still_asked_waits_for_it() -> None:
+    """Right after the start one replica was found, and the other one has the route."""
+    path = "/v1/responses"
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        if request.path == "/v1/models":
+            await asyncio.sleep(0.3)
+            return web.json_response(MODELS)
+        return web.json_response({"object": "response"})
+
+    async with FakeEngine(lacks(path)) as old, FakeEngine(slow) as new:
+        del new.pages["/v1/models"]
+        async with on_stage(old, new, ready=False) as stage:
+            assert (await stage.ask(BODIES[path], path)).status == 200
 
 
 async def test_a_restarted_replica_is_asked_again() -> None:

@@ -668,3 +668,19 @@ async def test_the_connection_survives_errors() -> None:
                 statuses.append(await client.status())
 
     assert statuses == [400, 404, 400, 200, 400, 200]
+
+
+@pytest.mark.parametrize("start", ["http://router", "HTTPS://router:8080", "http://[::1]:80"])
+async def test_a_whole_url_as_target_is_its_path(start: str) -> None:
+    """RFC 9112 asks servers to take it; the engine gets the path and the query."""
+    body = orjson.dumps(chat(words(1)))
+    async with FakeEngine() as engine, on_stage(engine) as stage:
+        for target, status in (("/v1/chat/completions?a=b", 200), ("/unknown", 404), ("", 404)):
+            async with RawClient.connected(stage.url) as client:
+                await client.send(
+                    f"POST {start}{target} HTTP/1.1\r\nHost: router\r\n".encode()
+                    + b"Content-Type: application/json\r\n"
+                    b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+                )
+                assert await client.status() == status
+        assert [each.target for each in engine.received] == ["/v1/chat/completions?a=b"]
