@@ -171,7 +171,7 @@ class RouterPages:
         return json_answer(self._in_force())
 
     async def _metrics_page(self, _: web.Request) -> web.Response:
-        return metrics_answer(self._metrics)
+        return await metrics_answer(self._metrics)
 
 
 async def read_body(request: web.Request, kind: type[_T], example: str) -> _T:

@@ -31,9 +31,9 @@ def error_answer(
     )
 
 
-def metrics_answer(metrics: Metrics) -> web.Response:
+async def metrics_answer(metrics: Metrics) -> web.Response:
     """Answer all metrics in Prometheus' text format."""
-    return web.Response(body=metrics.render(), headers=METRICS_HEADERS)
+    return web.Response(body=await metrics.render_in_turns(), headers=METRICS_HEADERS)
 
 
 def without_message(

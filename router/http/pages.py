@@ -106,7 +106,7 @@ class Pages:
                 f"of each: /admin/metrics at {self._admin} for this one\n"
             )
             return web.Response(status=404, text=text)
-        return metrics_answer(self._metrics)
+        return await metrics_answer(self._metrics)
 
     async def models(self, request: web.BaseRequest) -> web.Response:
         """List what all replicas serve, each model once, as far as the client may use it.

@@ -19,7 +19,7 @@ from router.api.opening import MAX_BYTES as MAX_OPENING_BYTES
 from router.api.opening import Begun, Opening
 from router.api.response_ids import CREATE
 from router.api.routes import engine_route, lacks_route
-from router.base.errors import Overdue, UpstreamError, UpstreamUnreachable
+from router.base.errors import AnswerUnreadable, Overdue, UpstreamError, UpstreamUnreachable
 from router.discovery.served_models import ServedModels
 from router.discovery.sleep import Sleepers
 from router.metrics import Metrics
@@ -55,6 +55,7 @@ elastic EP, which leaves /health at 200. Source: `_reject_add_while_paused` in v
 entrypoints/serve/elastic_ep/middleware.py of vLLM 0.33.0."""
 
 _MISSING: Final = frozenset({404, 405})
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
 _IDS_FIELD: Final = b"prompt_token_ids"
 _SPACE: Final = b" \t\r\n"
@@ -217,6 +218,13 @@ class Sender:
         if answer.is_encoded:
             self._note_encoded(placement.replica)
         try:
+            if answer.status in _REDIRECTS:
+                name = placement.replica
+                raise AnswerUnreadable(
+                    name,
+                    f"replica {name} answered with a redirect (status {answer.status}), which is "
+                    "refused: it would name the engine's own address",
+                )
             if answer.is_encoded and answer.streams:  # not read, so not held either
                 answer.first_s = None if prompt.read.inbound.api.starts_early else monotonic()
             elif not answer.is_event_stream:

@@ -602,17 +602,24 @@ async def test_websocket_is_refused_clearly() -> None:
         assert [received.target for received in engine.received] == ["/v1/responses/r1"]
 
 
-async def test_an_engine_s_redirect_is_not_followed() -> None:
-    """The other server would get what only the engine may have, such as its key."""
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_an_engine_s_redirect_is_not_followed(status: int) -> None:
+    """The other server would get what only the engine may have, such as its key.
+
+    Nor is it passed on: it would name the engine's own address. Its replica is not to blame.
+    """
     async with FakeEngine() as engine, FakeEngine() as other, on_stage(engine) as stage:
 
         async def redirect(_: web.Request) -> web.StreamResponse:
-            return web.Response(status=307, headers={"Location": other.url})
+            return web.Response(status=status, headers={"Location": other.url})
 
         engine.on_request = redirect
-        async with RawClient.connected(stage.url) as client:
-            await client.send(b"GET /v1/responses/r0" + HTTP + b"\r\n")
-            assert await client.status() == 307
+        for _ in range(4):
+            reply = await stage.ask(path="/v1/responses/r0", method="GET")
+            assert reply.status == 502
+            assert f"a redirect (status {status}), which is refused" in reply.error["message"]
+            assert "Location" not in reply.headers
+        assert stage.metric("warmroute_replica_healthy") == 1
 
     assert not other.received
 
