@@ -218,7 +218,8 @@ class Sender:
         if answer.is_encoded:
             self._note_encoded(placement.replica)
         try:
-            if answer.status in _REDIRECTS:
+            location = answer.headers.get("Location", "")
+            if answer.status in _REDIRECTS and "//" in location.partition("?")[0]:
                 name = placement.replica
                 raise AnswerUnreadable(
                     name,
