@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import httpx
 
-from loadtest.results import Predicted, TurnResult
 from router.base.contracts import ExtraKeys, HashContract
 from tests.engines.harness import BLOCK_SIZE, Engine, EventTap, replay, unpack, wait_until
 from tests.engines.turns import (
     mixed_sessions,
     published_blocks,
-    settled,
     take_turns,
-    wrong_predictions,
 )
 
 
@@ -27,18 +24,6 @@ def test_discovery_needs_nothing_but_the_url(replicas: tuple[Engine, Engine]) ->
     assert sources["0"]["endpoint"].rpartition(":")[2] == engine.events_endpoint.rpartition(":")[2]
     assert model["id"] == "tiny"
     assert model["root"].endswith("tiny_model")
-
-
-async def test_sessions_evict_each_other(
-    replicas: tuple[Engine, Engine], taps: tuple[EventTap, EventTap]
-) -> None:
-    """The suite's caches are too small for the suite's sessions, as in real life."""
-    turns = await take_turns(replicas[0].url, mixed_sessions(), max_rounds=8)
-
-    removed = [event for event in taps[0].events() if event["type"] == "BlockRemoved"]
-    assert len(removed) > 200
-    assert sum(result.num_cached_tokens or 0 for _, result in turns) > 0
-    assert all(turn.body["tools"] for turn, _ in turns)
 
 
 async def test_tokenize_is_what_is_computed(
@@ -73,20 +58,3 @@ def test_replay_gives_what_was_published(
     assert end[2:] == [(-1).to_bytes(8, "big", signed=True), b""]
     assert [tuple(reply[1:]) for reply in replies][: len(tap.messages())] == tap.messages()
     assert unpack(replies[0][3])[1]
-
-
-def test_settled_is_defined_by_overlap() -> None:
-    """Only what runs on the same replica around a request's look-up unsettles it."""
-
-    def turn(start_s: float, total_s: float, replica: str) -> TurnResult:
-        return TurnResult(
-            session_id="s", number=0, start_s=start_s, total_s=total_s, ttft_s=total_s / 2,
-            replica=replica, num_cached_tokens=32, predicted=Predicted(gpu=64),
-        )  # fmt: skip
-
-    long, after_first_token, elsewhere = turn(0, 10, "r1"), turn(6, 1, "r1"), turn(6, 1, "r2")
-
-    results = [long, after_first_token, elsewhere]
-
-    assert settled(results) == [long, elsewhere]
-    assert len(wrong_predictions(results)) == 3

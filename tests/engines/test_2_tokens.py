@@ -50,18 +50,3 @@ def test_the_corpus_has_the_engines_tokens(
         num_compared += 1
 
     assert num_compared >= 80
-
-
-@pytest.mark.parametrize("prompt", ["def f(x):\n    return x\n", [301, 302, 303]])
-def test_completions_have_the_engines_tokens(
-    router: Router, replicas: tuple[Engine, Engine], prompt: str | list[int]
-) -> None:
-    """A text prompt is encoded as the engine does; token ids are taken as they are."""
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
-    wanted = prompt if isinstance(prompt, list) else replicas[0].tokenize(body)
-
-    explained = router.explain(body)
-    usage = httpx.post(f"{router.url}/v1/completions", json=body, timeout=60).json()["usage"]
-
-    assert explained["token_ids"] == wanted
-    assert usage["prompt_tokens"] == len(wanted)

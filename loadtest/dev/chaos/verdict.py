@@ -122,6 +122,10 @@ def around(seen: Seen, evidence: Evidence) -> str:
     )
 
 
+def _check(name: str, failures: Sequence[str], figures: str) -> Check:
+    return Check(name=name, holds=not failures, figures=figures, failures=failures)
+
+
 def _failures(evidence: Evidence, found: Iterable[Seen]) -> list[str]:
     return [around(seen, evidence) for seen in found]
 
@@ -129,21 +133,19 @@ def _failures(evidence: Evidence, found: Iterable[Seen]) -> list[str]:
 def _ends_clearly(evidence: Evidence) -> Check:
     seen = evidence.ledger.seen
     found = [one for one in seen if one.outcome == "unclear"]
-    return Check(
-        name="every request ends in an answer or one clear error",
-        holds=not found,
-        figures=f"{len(found)} of {len(seen):,} did not",
-        failures=_failures(evidence, found),
+    return _check(
+        "every request ends in an answer or one clear error",
+        _failures(evidence, found),
+        f"{len(found)} of {len(seen):,} did not",
     )
 
 
 def _is_right(evidence: Evidence) -> Check:
     found = [one for one in evidence.ledger.seen if one.outcome == "wrong"]
-    return Check(
-        name="every answer is its own request's, and right: text, end, usage once",
-        holds=not found,
-        figures=f"{evidence.ledger.count('right'):,} right, {len(found)} wrong",
-        failures=_failures(evidence, found),
+    return _check(
+        "every answer is its own request's, and right: text, end, usage once",
+        _failures(evidence, found),
+        f"{evidence.ledger.count('right'):,} right, {len(found)} wrong",
     )
 
 
@@ -152,12 +154,11 @@ def _none_lost(evidence: Evidence) -> Check:
     found = [one for one in seen if could_be_saved(one, evidence.time_line, evidence.resent)]
     num_begun = sum(one.has_text for one in seen)
     num_twice = sum(evidence.resent.get(one.id, 0) > 0 for one in seen if not one.has_text)
-    return Check(
-        name="none failed that a retry could have saved",
-        holds=not found,
-        figures=f"{len(found)} of {len(seen)} that failed ({num_begun} in a stream that had begun, "
+    return _check(
+        "none failed that a retry could have saved",
+        _failures(evidence, found),
+        f"{len(found)} of {len(seen)} that failed ({num_begun} in a stream that had begun, "
         f"{num_twice} at two replicas)",
-        failures=_failures(evidence, found),
     )
 
 
@@ -179,12 +180,11 @@ def _none_twice(evidence: Evidence) -> Check:
         if not any(done.overlaps(one.start_s - 1.0, one.end_s) for done in evidence.time_line)
     ]
     num_resent = sum(number - 1 for number in num_started.values())
-    return Check(
-        name="none computed twice where nothing broke",
-        holds=not found,
-        figures=f"{num_resent} tries abandoned, {len(twice)} of them computed whole, "
+    return _check(
+        "none computed twice where nothing broke",
+        _failures(evidence, found),
+        f"{num_resent} tries abandoned, {len(twice)} of them computed whole, "
         f"{len(found)} for no reason",
-        failures=_failures(evidence, found),
     )
 
 
@@ -198,11 +198,10 @@ def _gauges_are_zero(evidence: Evidence) -> Check:
             continue
         num_gauges += len(gauges)
         failures += [f"router {router}: {k} is {v:g}" for k, v in gauges.items() if v]
-    return Check(
-        name="nothing is in flight in the end",
-        holds=not failures,
-        figures=f"{num_gauges} gauges at zero" if not failures else "",
-        failures=failures,
+    return _check(
+        "nothing is in flight in the end",
+        failures,
+        f"{num_gauges} gauges at zero" if not failures else "",
     )
 
 
@@ -279,11 +278,10 @@ def _none_died(evidence: Evidence) -> Check:
                 failures.append(f"{name}, life {life.number}: ended with status {life.status}")
             elif name in ROUTERS and life.how == "ended" and life.status != 0:
                 failures.append(f"{name}, life {life.number}: asked to end, status {life.status}")
-    return Check(
-        name="no process ends unless it is made to",
-        holds=not failures,
-        figures=f"{num_lives} lives of {len(evidence.lives)} servers",
-        failures=failures,
+    return _check(
+        "no process ends unless it is made to",
+        failures,
+        f"{num_lives} lives of {len(evidence.lives)} servers",
     )
 
 
@@ -293,12 +291,7 @@ def _no_traceback(evidence: Evidence) -> Check:
         number = log.read_bytes().count(b"Traceback (most recent call last)") if log.exists() else 0
         if number:
             failures.append(f"{log}: {number}")
-    return Check(
-        name="no traceback in the logs of routers",
-        holds=not failures,
-        figures=f"{len(evidence.logs)} logs",
-        failures=failures,
-    )
+    return _check("no traceback in the logs of routers", failures, f"{len(evidence.logs)} logs")
 
 
 def resent(logs: Iterable[Path]) -> Counter[str]:
