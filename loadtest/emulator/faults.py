@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from aiohttp import web
 from msgspec import Struct
@@ -18,37 +18,15 @@ from msgspec.structs import replace
 
 from loadtest.emulator.wire import ApiError
 
-FaultKind = Literal[
-    "die_before",
-    "die_after",
-    "abort",
-    "hang",
-    "refuse",
-    "status",
-    "first_event_error",
-    "slow",
-    "drop_events",
-    "silence_events",
-    "hang_probes",
-    "truncate_replay",
-    "garbage_events",
-    "restart",
-    "kill",
+RequestFault = Literal[
+    "die_before", "die_after", "abort", "hang", "refuse", "status", "first_event_error",
     "kill_before",
-]
-
-REQUEST_FAULTS: Final = frozenset(
-    {
-        "die_before",
-        "die_after",
-        "abort",
-        "hang",
-        "refuse",
-        "status",
-        "first_event_error",
-        "kill_before",
-    }
-)
+]  # fmt: skip
+FaultKind = Literal[
+    RequestFault, "slow", "drop_events", "silence_events", "hang_probes", "truncate_replay",
+    "garbage_events", "restart", "kill",
+]  # fmt: skip
+REQUEST_FAULTS: Final[frozenset[str]] = frozenset(get_args(RequestFault))
 
 
 class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,7 +136,7 @@ async def suffer(request: web.BaseRequest, fault: Fault) -> None:
 
 async def poisoned(request: web.BaseRequest, extension: Mapping[str, Any]) -> Fault | None:
     """Fail a request on every replica: `"emulator": {"poison": KIND}`, a fault of requests."""
-    kind = extension.get("poison")
+    kind: Any = extension.get("poison")
     if kind not in REQUEST_FAULTS:
         return None
     fault = Fault(kind=kind)

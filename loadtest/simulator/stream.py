@@ -28,7 +28,6 @@ class SimulatedStream(CandidateStream):
     has_history = True
     is_suspect = False
     unknown: frozenset[str] = frozenset()
-    removes_all_copies = False
     position: Position | None = None
     reason = ""
     state: StreamState = "exact"
