@@ -135,7 +135,7 @@ def test_notes_a_moment_after_a_message_wait_on_every_loop(
 async def test_what_is_only_shown_goes_with_the_next_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Or alone after a while; a note of this kind that should not wait takes the others along."""
+    """Or alone after a while."""
     monkeypatch.setattr(outbox, "LATER_S", 3600.0)
     peer, store = Peer("one"), _Stored()
     async with asyncio.TaskGroup() as group:
@@ -146,9 +146,6 @@ async def test_what_is_only_shown_goes_with_the_next_message(
         assert store.published == []
         peer.begin("r1", [], 0.0)
         assert await store.next_kinds() == [Began, Answered]
-        peer.outbox.tell_later(Answered(2), 10)
-        peer.outbox.tell_later(Answered(3), 10, is_urgent=True)
-        assert await store.next() == [Answered(2), Answered(3)]
 
         monkeypatch.setattr(outbox, "LATER_S", 0.01)
         peer.outbox.tell_later(Answered(4), 10)

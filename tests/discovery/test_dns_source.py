@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 
 import dns.flags
 import dns.message
@@ -17,52 +15,8 @@ import pytest
 from router.base.errors import ConfigError, DiscoveryError
 from router.config import load
 from router.discovery.dns_source import DnsSource
+from tests.discovery.dns_server import Records, Server, serving
 from tests.faults.stage import Engines, chat, on_stage, words
-
-Records = dict[tuple[str, str], list[str]]
-
-
-class Server(asyncio.DatagramProtocol):
-    """Answers from a table of (name, kind); `rcode` is what else is said, None: nothing at all."""
-
-    def __init__(self, records: Records) -> None:
-        self.records = records
-        self.rcode: dns.rcode.Rcode | None = dns.rcode.NOERROR
-        self.damage: Callable[[bytes], bytes] = bytes
-        self.address = ""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        host, port = transport.get_extra_info("sockname")
-        self.address = f"{host}:{port}"
-
-    def datagram_received(self, data: bytes, peer: tuple[str, int]) -> None:
-        query = dns.message.from_wire(data)
-        reply = dns.message.make_response(query)
-        (question,) = query.question
-        name = question.name.to_text(omit_final_dot=True)
-        kind = dns.rdatatype.to_text(question.rdtype)
-        if self.rcode is None:
-            return
-        reply.set_rcode(self.rcode)
-        if self.rcode == dns.rcode.NOERROR and not any(n == name for n, _ in self.records):
-            reply.set_rcode(dns.rcode.NXDOMAIN)
-        elif self.rcode == dns.rcode.NOERROR and (name, kind) in self.records:
-            texts = self.records[name, kind]
-            reply.answer.append(dns.rrset.from_text(question.name, 5, "IN", kind, *texts))
-        self._transport.sendto(self.damage(reply.to_wire()), peer)  # type: ignore[attr-defined]
-
-
-@asynccontextmanager
-async def serving(records: Records) -> AsyncIterator[Server]:
-    loop = asyncio.get_running_loop()
-    transport, server = await loop.create_datagram_endpoint(
-        lambda: Server(records), local_addr=("127.0.0.1", 0)
-    )
-    try:
-        yield server
-    finally:
-        transport.close()
 
 
 async def found(server: Server, name: str, lifetime_s: float = 60.0) -> list[str]:

@@ -83,9 +83,9 @@ def test_where_no_token_can_be_kept_the_start_is_refused(tmp_path: Path) -> None
 def test_the_token_can_be_printed(tmp_path: Path) -> None:
     """For curl; where there is none, the message says who makes it."""
     runner = CliRunner()
-    missing = runner.invoke(main, ["token"], env=environ(tmp_path))
+    missing = runner.invoke(main, ["admin-token"], env=environ(tmp_path))
     file = with_token(config.load(flags=REPLICA), environ(tmp_path)).admin.token_file
-    printed = runner.invoke(main, ["token"], env=environ(tmp_path))
+    printed = runner.invoke(main, ["admin-token"], env=environ(tmp_path))
 
     assert file is not None
     assert printed.stdout == file.read_text()

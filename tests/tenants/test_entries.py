@@ -64,18 +64,18 @@ def test_a_file_that_cannot_be_added_to_stays_as_it_is(
 def test_the_command_shows_key_and_entry(tmp_path: Path) -> None:
     """The key alone on standard output, for a pipe; a wrong name is refused with the rule."""
     runner = CliRunner()
-    shown = runner.invoke(main, ["key", "one"])
+    shown = runner.invoke(main, ["tenant-key", "one"])
     assert shown.exit_code == 0
     assert shown.stdout.startswith("wr-")
     assert len(shown.stdout.split()) == 1
     assert "sha256:" in shown.stderr
 
     path = tmp_path / "tenants.yaml"
-    added = runner.invoke(main, ["key", "one", "--file", str(path)])
+    added = runner.invoke(main, ["tenant-key", "one", "--file", str(path)])
     assert whose(path, added.stdout.strip()) == "one"
-    again = runner.invoke(main, ["key", "one", "--file", str(path)])
+    again = runner.invoke(main, ["tenant-key", "one", "--file", str(path)])
     assert (again.exit_code, again.stdout) == (2, "")
-    wrong = runner.invoke(main, ["key", "a b"])
+    wrong = runner.invoke(main, ["tenant-key", "a b"])
     assert wrong.exit_code == 2
     assert "1 to 64 letters" in wrong.stderr
 

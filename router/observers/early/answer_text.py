@@ -13,8 +13,6 @@ from typing import Any, Final
 
 import orjson
 
-from router.observers.early.held import Held
-
 MAX_BYTES: Final = 1024 * 1024
 """The most bytes of text, and of one event."""
 
@@ -26,6 +24,35 @@ _CALL: Final = re.compile(
 _REASONING: Final = re.compile(rb'"(?:reasoning|reasoning_content|thinking)"')
 _LAST_PIECES: Final = 4
 _STOPPED: Final = frozenset({"stop", "end_turn", "completed"})
+
+
+class Held:
+    """Counts the bytes that are kept, of all answers and bodies, those in flight included.
+
+    Args:
+        most: The bound, in bytes.
+    """
+
+    __slots__ = ("most", "num_bytes")
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.num_bytes = 0
+
+    def fits(self, num_bytes: int) -> bool:
+        """Return whether so many more bytes are within the bound."""
+        return self.num_bytes + num_bytes <= self.most
+
+    def take(self, num_bytes: int) -> bool:
+        """Count so many more bytes; False: they exceed the bound, and nothing is counted."""
+        if not self.fits(num_bytes):
+            return False
+        self.num_bytes += num_bytes
+        return True
+
+    def give(self, num_bytes: int) -> None:
+        """Count so many bytes less."""
+        self.num_bytes -= num_bytes
 
 
 class AnswerText:

@@ -33,9 +33,8 @@ from policies.view import CandidateId
 from router.base.bounded import Bounded
 from router.base.errors import RouterError
 from router.base.supervisor import described
-from router.observers.early.answer_text import AnswerText
+from router.observers.early.answer_text import AnswerText, Held
 from router.observers.early.early_results import NEEDLESS, EarlyResults
-from router.observers.early.held import Held
 from router.observers.early.metrics import EarlyMetrics
 from router.observers.early.next_prompt import (
     MAX_BODY_BYTES,

@@ -7,8 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from router.observers.early.answer_text import MAX_BYTES, AnswerText
-from router.observers.early.held import Held
+from router.observers.early.answer_text import MAX_BYTES, AnswerText, Held
 
 CHAT = "/v1/chat/completions"
 REASONED = b'{"messages": [{"role": "assistant", "reasoning": "hm"}]}'

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 
 import pytest
 from aiohttp import web
 
-from policies.view import CandidateId
 from router.observers.tracing.observer import Tracing
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
@@ -273,8 +271,6 @@ async def test_a_request_that_waits_says_for_what(collector: Receiver) -> None:
         async with asyncio.TaskGroup() as tg:
             tg.create_task(stage.ask(streamed(chat(words(1)))))
             await stage.until(lambda: engine.received)
-            now_s = time.monotonic()  # no idle time of the replica may be saved up
-            stage.router.fleet.load.spend_idle_time(CandidateId("r1"), 3_600_000.0, now_s)
             tg.create_task(stage.ask(streamed(chat(words(2)))))
             await stage.until(lambda: stage.metric("warmroute_waiting_requests") == 1)
             await asyncio.sleep(0.05)
