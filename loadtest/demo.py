@@ -37,7 +37,7 @@ _OURS: Final = "kv_aware"
 _ROUNDS: Final = 4
 _SEED: Final = 3  # the median of seeds 1 to 5
 _RANGE: Final = (
-    "Other sessions give other figures: with seeds 1 to 5, kv_aware computes 31 to 58 % fewer "
+    "Other sessions give other figures: with seeds 1 to 5, kv_aware computes 30 to 47 % fewer "
     "prompt tokens than session_sticky (2026-11-29). This seed is the median."
 )
 _WIDTH: Final = 100  # if the width of the screen is unknown
