@@ -36,7 +36,7 @@ DIST = ROOT / "build" / "dist"
 PACKAGES = ("router", "policies", "loadtest")
 DEVELOPERS = "loadtest/dev/"  # not in the wheel
 PLUGINS = ("compare", "redecide", "replay", "report", "simulate", "trace")  # demo, emulate: run
-DEADLINE_S = 180.0
+DEADLINE_S = 600.0
 
 
 class Failed(Exception):
