@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import inf
 
 from router.cli import main
-from router.scheduling import queue
+from router.scheduling import rules
 
 if __name__ == "__main__":
-    queue.PATIENCE = inf  # type: ignore[misc]
+    rules.IDLE_SOON_MS = -inf  # type: ignore[misc]
     main()

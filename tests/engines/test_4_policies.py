@@ -22,7 +22,7 @@ OVERRUN = Profile(
     num_sessions=25, num_turns=10, turns_sigma=0.3, seed=8, num_shared_tokens=1_000,
     num_task_tokens=400, num_large_result_tokens=900, num_result_tokens=350, result_sigma=0.8,
     max_result_tokens=2_000, num_output_tokens=24, output_sigma=0.5, max_output_tokens=64,
-    tool_wait_s=0.5, tool_wait_sigma=0.5, sub_agent_share=0.0,
+    tool_wait_s=0.1, tool_wait_sigma=0.5, sub_agent_share=0.0,
 )  # fmt: skip
 """At their ends the contexts take 2.7 times the caches of two replicas of the suite."""
 RAMP_S = 4.0
@@ -62,7 +62,8 @@ async def test_the_queue_keeps_overrun_caches_warm(
     """Contexts beyond the caches: waiting saves much of what a hash by session computes.
 
     25 agents at once, in the words of `loadtest.dev.league`. These engines have idle time, which
-    would go into prompts without room (`strict_router`).
+    would go into visits (`strict_router`). They recompute a context in a fraction of a second, so
+    conversations keep their room in short pauses only.
     """
     num = OVERRUN.num_sessions
     starts = iter([RAMP_S * number / num for number in range(num)])
@@ -79,7 +80,7 @@ async def test_the_queue_keeps_overrun_caches_warm(
     for found in (ours, theirs):
         assert found.num_errors == 0
         assert found.num_prompt_tokens >= workload.num_input_tokens
-    assert ours.num_computed_tokens < 0.95 * theirs.num_computed_tokens
+    assert ours.num_computed_tokens < 0.75 * theirs.num_computed_tokens
 
 
 async def send_all(workload: Workload, router: Router, replicas: tuple[Engine, Engine]) -> Summary:
