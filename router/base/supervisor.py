@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from router.base.backoff import Backoff
 
@@ -28,6 +28,8 @@ _PAUSES_S: Final = (0.5, 30.0)
 _ROOT: Final = Path(__file__).parent.parent.parent
 _LIBRARY: Final = Path(traceback.__file__).parent  # Python's own
 _MOST_CHARS: Final = 300
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 def ignore(_: str) -> None:
@@ -89,7 +91,8 @@ async def keep_running(
 
 def described(error: BaseException) -> str:
     """Name an exception's type and place, never its message; of a group its first one."""
-    error = _first(error)
+    if isinstance(error, BaseExceptionGroup):
+        error = first_of(error)
     place = _place(error)
     return f"{type(error).__name__}{f' in {place}' if place else ''}"
 
@@ -99,16 +102,17 @@ def blamed(error: BaseException) -> str:
 
     Only where it cannot quote a request: `described` leaves the message out.
     """
-    error = _first(error)
+    if isinstance(error, BaseExceptionGroup):
+        error = first_of(error)
     text, place = " ".join(str(error).split())[:_MOST_CHARS], _place(error)
     said = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return f"{said} ({place})" if place else said
 
 
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+def first_of(group: BaseExceptionGroup[_Error]) -> _Error:
+    """Find the first error of a group, which may hold groups."""
+    error = group.exceptions[0]
+    return first_of(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _place(error: BaseException) -> str:

@@ -14,14 +14,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Final
 
 from msgspec import Struct
 
 from router.base.backoff import Backoff
 from router.base.errors import StoreError
 from router.base.messages import Left, PoolChanged, Registered, StreamId
-from router.base.supervisor import described, ignore
+from router.base.supervisor import described, first_of, ignore
 from router.cluster.candidate_names import CandidateNames
 from router.cluster.following import Following
 from router.cluster.index_writer import IndexWriter
@@ -44,7 +44,6 @@ from router.metrics import SharingState
 
 logger = logging.getLogger(__name__)
 
-_Error = TypeVar("_Error", bound=BaseException)
 
 _SWEEP_S: Final = 2.0
 _POOLS_S: Final = 0.2
@@ -147,9 +146,9 @@ class Sharing:
                 try:
                     await self._share(backoff)
                 except* StoreError as group:
-                    self.link.went_down(_first(group))
+                    self.link.went_down(first_of(group))
                 except* Exception as group:  # a bug of ours; the side path ends no router
-                    error, reason = _first(group), described(group)
+                    error, reason = first_of(group), described(group)
                     self._count_failure("redis")
                     if reason != logged:
                         logged = reason
@@ -258,12 +257,6 @@ class Sharing:
 
 def _server(facts: StoreFacts) -> str:
     return f"{facts.server} {facts.version} at {facts.address}"
-
-
-def _first(group: BaseExceptionGroup[_Error]) -> _Error:
-    """Find the first error of a group, which may hold groups."""
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _heed_cancellation() -> None:

@@ -11,7 +11,6 @@ from typing import Final
 from msgspec import Struct
 
 from policies.policy import Policy
-from policies.registry import create
 from policies.view import Decision, Snapshot
 from router.base.supervisor import blamed
 
@@ -28,11 +27,15 @@ class _Failing(Struct):
 
 
 class Deciders:
-    """Policies as they are asked, and those that others replace."""
+    """Policies as they are asked, and those that are replaced.
 
-    def __init__(self) -> None:
+    Args:
+        plain: Decides in the place of a policy that fails.
+    """
+
+    def __init__(self, plain: Policy) -> None:
         self._failing: dict[int, _Failing] = {}  # by identity
-        self._plain = create("least_loaded", {})
+        self._plain = plain
 
     @property
     def replaced(self) -> list[tuple[str, str]]:

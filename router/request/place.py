@@ -78,8 +78,8 @@ class Place:
         self._caches = matcher.caches
         self.fetches = matcher.fetches
         self._policy = policy
-        self.deciders = Deciders()
         self._plain_policy = create("least_loaded", {})  # without a prompt nothing is cached
+        self.deciders = Deciders(self._plain_policy)
         self._seed = seed
         self._outbox = outbox
         self._metrics = metrics
