@@ -9,6 +9,7 @@ import msgspec
 
 from policies.cost import KvAware, MinTtft
 from policies.decode import DecodeLoad
+from policies.lmetric import Lmetric
 from policies.load import LeastLoaded, PowerOfTwo, Random, RoundRobin
 from policies.mooncake import Mooncake
 from policies.policy import Policy
@@ -27,6 +28,7 @@ POLICIES: dict[str, type[Policy]] = {
         SessionSticky,
         PrefixHash,
         LongestPrefix,
+        Lmetric,
         DecodeLoad,
         Mooncake,
         MinTtft,

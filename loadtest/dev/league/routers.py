@@ -120,8 +120,8 @@ OTHERS: Final = {
     )
 }
 DEFAULT: Final = (
-    "kv_aware", "kv_aware:queue.mode=off", "least_loaded", "vllm-router:sticky_least_loaded",
-    "vllm-router:consistent_hash", UNLIMITED,
+    "kv_aware", "kv_aware:queue.mode=off", "least_loaded", "lmetric",
+    "vllm-router:sticky_least_loaded", "vllm-router:consistent_hash", UNLIMITED,
 )  # fmt: skip
 
 
