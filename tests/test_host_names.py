@@ -25,13 +25,10 @@ from router.base.errors import (
     UpstreamUnreachable,
 )
 from router.base.host_names import Names
-from router.config import ForwardConfig, TracingConfig
+from router.config import ForwardConfig
 from router.discovery.engine_api import EngineApi
 from router.discovery.kubernetes_api import KubernetesApi
 from router.kv_events.subscriber import EngineEvents
-from router.metrics import Metrics
-from router.observers.tracing.build import collector_at
-from router.observers.tracing.otlp import Spans
 from router.pool.master import MasterApi
 from router.upstream import Upstream
 from tests.cluster.redis_stores import opened
@@ -39,7 +36,6 @@ from tests.conftest import Serve
 from tests.discovery.fake_kubernetes import endpoint, kubernetes, slice_of
 from tests.http.certificates import Authority
 from tests.kv_events.publisher import Publisher
-from tests.observers.tracing.receiver import receiving
 from tests.redis_servers import RedisServer, start_tls
 from tests.resolver import AGAIN, NO_NAME, Resolver, resolver
 from tests.waiting import until
@@ -184,7 +180,7 @@ async def test_names_are_bounded(system: Resolver, monkeypatch: pytest.MonkeyPat
     assert [system.num_asked[f"engine-{number}.test"] for number in range(3)] == [2, 1, 1]
 
 
-def test_a_machine_without_threads_is_a_failure(
+async def test_a_machine_without_threads_is_a_failure(
     system: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And no more than that: the next one asks again."""
@@ -196,8 +192,8 @@ def test_a_machine_without_threads_is_a_failure(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         with pytest.raises(socket.gaierror, match="can't start new thread"):
-            names.addresses_now(HOST)
-    assert names.addresses_now(HOST) == ["127.0.0.1"]
+            await names.addresses(HOST)
+    assert await names.addresses(HOST) == ["127.0.0.1"]
 
 
 # -- connections ---------------------------------------------------------------------------------
@@ -388,31 +384,3 @@ async def test_redis_with_tls_is_reached_at_its_last_address(
                         pass
         finally:
             server.stop()
-
-
-# -- traces --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("has_tls", [False, True])
-@pytest.mark.usefixtures("stale")
-def test_spans_go_to_the_collectors_last_address(
-    system: Resolver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_tls: bool
-) -> None:
-    """It hears its name, and its certificate is the name's."""
-    identity = None
-    if has_tls:
-        authority = Authority(tmp_path)
-        identity = authority.issue("collector", names=f"DNS:{HOST}")
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(authority.cert))
-    with receiving(identity) as receiver:
-        names = Names()
-        for failure in (None, AGAIN):
-            system.failure = failure
-            spans = Spans(collector_at(named(receiver.url), names), TracingConfig(), Metrics())
-            begun = spans.begin({}, "POST")
-            assert begun is not None
-            begun.span.end()
-            spans.close()
-    assert len(receiver.spans) == 2
-    port = receiver.url.rpartition(":")[2].partition("/")[0]
-    assert {headers["Host"] for headers in receiver.headers} == {f"{HOST}:{port}"}

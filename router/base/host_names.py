@@ -15,13 +15,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import threading
 import time
-from concurrent.futures import Future, wait
 from typing import Final
 
 from router.base.addresses import address_of
 from router.base.bounded import Bounded
+from router.base.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -35,59 +34,40 @@ _SILENT: Final = (socket.EAI_AGAIN, "the resolver does not answer")
 
 
 class _Name:
-    """One name. The thread that asks for it changes it, and so does who waits for that."""
+    """One name: its last good addresses, and why the last question was not answered."""
 
     __slots__ = ("addresses", "answered_s", "asking", "failure", "fresh_s", "host")
 
     def __init__(self, host: str) -> None:
         self.host = host
-        self.addresses: list[str] = []  # the last good ones
-        self.asking: Future[None] | None = None  # None: nobody asks
+        self.addresses: list[str] = []
+        self.asking: asyncio.Future[list[str]] | None = None  # None: nobody asks
         self.failure: tuple[int, str] | None = None  # None: the last question was answered
         self.answered_s = self.fresh_s = 0.0
 
-    def due(self) -> Future[None] | None:
-        """Return the question to wait for; None: the last addresses will do."""
+    async def refresh(self) -> None:
+        """Ask for the name if its addresses are old; wait only if they may have changed."""
         if self.addresses and time.monotonic() < self.answered_s + self.fresh_s:
-            return None
-        asking = self.asking or self._ask()
-        return None if self.addresses and self.failure else asking
+            return
+        if self.asking is None:
+            try:
+                self.asking = in_thread(lambda: _look_up(self.host), name="resolver")
+            except RuntimeError as exc:  # there are too many
+                self._end([], (socket.EAI_MEMORY, str(exc)))
+                return
+            self.asking.add_done_callback(self._answered)
+        if not (self.addresses and self.failure):
+            await asyncio.wait({self.asking}, timeout=PATIENCE_S)
+            if self.asking is not None:
+                self._end([], _SILENT)
 
-    def taken(self, asking: Future[None] | None) -> list[str]:
-        """Return the addresses, beginning with another one each time."""
-        if asking is not None and not asking.done():
-            self._end([], _SILENT)
-        if not self.addresses:
-            raise socket.gaierror(*(self.failure or _SILENT))
-        first, *others = self.addresses
-        self.addresses = [*others, first]
-        return [first, *others]
-
-    def _ask(self) -> Future[None]:
-        asking = self.asking = Future()
-        asking.set_running_or_notify_cancel()  # so who waits no longer ends it for nobody else
-        # Not of an executor: those are waited for when the process ends.
-        thread = threading.Thread(target=self._look_up, args=(asking,), daemon=True)
+    def _answered(self, asking: asyncio.Future[list[str]]) -> None:
+        self.asking = None
         try:
-            thread.start()
-        except RuntimeError as exc:  # there are too many
-            self._end([], (socket.EAI_MEMORY, str(exc)))
-            self.asking = None
-            asking.set_result(None)
-        return asking
-
-    def _look_up(self, asking: Future[None]) -> None:
-        """Ask the system; in a thread."""
-        try:
-            found = socket.getaddrinfo(
-                self.host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
-            )
-            self._end(list(dict.fromkeys(str(address[0]) for *_, address in found)), None)
+            self._end(asking.result(), None)
         except (OSError, ValueError) as exc:  # UnicodeError: no host can have that name
             number = getattr(exc, "errno", None) or socket.EAI_NONAME
             self._end([], (number, getattr(exc, "strerror", None) or str(exc)))
-        self.asking = None
-        asking.set_result(None)
 
     def _end(self, addresses: list[str], failure: tuple[int, str] | None) -> None:
         """Record an answer, or the number and the text of a failure."""
@@ -100,6 +80,11 @@ class _Name:
             shown = {"reason": failure[1], "addresses": ",".join(self.addresses)}
             text = "host name does not resolve: its last addresses are used on"
             logger.warning(text, extra={"host": self.host, **shown})
+
+
+def _look_up(host: str) -> list[str]:
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 class Names:
@@ -116,23 +101,15 @@ class Names:
         """
         if address_of(host) is not None:
             return [host]
-        name = self._name(host)
-        if (asking := name.due()) is not None:
-            answer = asyncio.wrap_future(asking)
-            try:
-                await asyncio.wait({answer}, timeout=PATIENCE_S)
-            finally:
-                answer.cancel()
-        return name.taken(asking)
-
-    def addresses_now(self, host: str) -> list[str]:
-        """Return what `addresses` does, to a thread that may wait for it."""
-        if address_of(host) is not None:
-            return [host]
-        name = self._name(host)
-        if (asking := name.due()) is not None:
-            wait({asking}, timeout=PATIENCE_S)
-        return name.taken(asking)
+        if (name := self._names.get(host)) is None:
+            name = _Name(host)
+            self._names.put(host, name)
+        await name.refresh()
+        if not name.addresses:
+            raise socket.gaierror(*(name.failure or _SILENT))
+        first, *others = name.addresses
+        name.addresses = [*others, first]
+        return [first, *others]
 
     def doubt(self, host: str) -> None:
         """Ask for a name again: a connection to its addresses failed."""
@@ -144,9 +121,3 @@ class Names:
         """List the names that do not resolve now, while their last addresses are used."""
         names = list(self._names.items())
         return [host for host, name in names if name.addresses and name.failure is not None]
-
-    def _name(self, host: str) -> _Name:
-        if (name := self._names.get(host)) is None:
-            name = _Name(host)
-            self._names.put(host, name)
-        return name

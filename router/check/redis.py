@@ -15,11 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.base.errors import StoreError, StoreRefused
-from router.base.messages import (
-    SCHEMA,
-    UPGRADED,
-    is_pool_stream,
-)
+from router.base.messages import SCHEMA, UPGRADED, is_pool_stream
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject, size
 from router.check.seen import ReplicaSeen
@@ -217,6 +213,13 @@ def _memory(seen: RedisSeen) -> Finding:
 
 def _names(seen: RedisSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding]:
     """Compare the replicas that routers follow with those that are configured here."""
+    local = [each.url for each in replicas if each.identity == each.url and _is_local(each.url)]
+    if local:
+        yield _REDIS.note(
+            "names",
+            f"routers share replicas by URL, and {local[0]} is a different one on each machine",
+            "give each replica a `name` in the configuration, the same for every router",
+        )
     known = {replica.identity for replica in replicas}
     if strange := [name for name in seen.followed if name not in known]:
         yield _REDIS.warning(
@@ -225,6 +228,10 @@ def _names(seen: RedisSeen, replicas: Sequence[ReplicaSeen]) -> Iterator[Finding
             "routers identify a replica by its name, or else its URL: give each the same name and "
             "list in every router's configuration",
         )
+
+
+def _is_local(url: str) -> bool:
+    return url.startswith(("http://127.0.0.1", "http://localhost"))
 
 
 def _owner(stream: str) -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 
-from router.base.errors import ConfigError
 from router.check import host, mooncake, redis, replica, sources, together
 from router.check.deadline import Deadline
 from router.check.mooncake import PoolSeen
@@ -16,7 +14,7 @@ from router.check.tokenizer import Tokenizers
 from router.config import Config
 from router.config.hosts import HostRules
 from router.config.secrets import read_secret
-from router.config.tls import Tls, client_tls
+from router.config.tls import client_tls
 from router.discovery.engine_api import EngineApi
 from router.replicas.engine_key import EngineKey
 from router.replicas.entry import Entry
@@ -34,8 +32,16 @@ async def check(
     Args:
         redis_password: None: there is none.
         wait_s: After it, systems that have not answered are reported as silent.
+
+    Raises:
+        ConfigError: the engines' key or a certificate cannot be read.
     """
     deadline = Deadline(wait_s)
+    api = EngineApi(
+        timeout_s=deadline.at_most(config.health.timeout_s),
+        tls=client_tls(config.forward),
+        key=EngineKey.of(config, read_secret(config.engine.api_key_file, "engine.api_key_file")),
+    )
     async with asyncio.TaskGroup() as tg:
         looking = tg.create_task(host.look(config, deadline), name="host")
         names = config.mooncake.names
@@ -45,7 +51,7 @@ async def check(
         if config.redis.is_configured:
             store = await redis.look(config.redis, password=redis_password, deadline=deadline)
         found = await sources.look(config.discovery, registry, names, deadline)
-        replicas = await _look_at_replicas(registry.entries, config, deadline)
+        replicas = await _look_at_replicas(registry.entries, config, api, deadline)
         pools = await _look_at_pools(config, replicas, deadline)
         here = await looking
     findings = [*found]
@@ -56,18 +62,13 @@ async def check(
         findings += redis.judge(store, config=config.redis, index=config.index, replicas=replicas)
     for pool in pools:
         findings += mooncake.judge(pool, replicas)
-    findings += [*here, *host.judge(config, replicas)]
+    findings += here
     return Report(findings=tuple(findings), replicas=replicas, redis=store, pools=pools)
 
 
 async def _look_at_replicas(
-    entries: Sequence[Entry], config: Config, deadline: Deadline
+    entries: Sequence[Entry], config: Config, api: EngineApi, deadline: Deadline
 ) -> tuple[ReplicaSeen, ...]:
-    api = EngineApi(
-        timeout_s=deadline.at_most(config.health.timeout_s),
-        tls=_usable_tls(config),
-        key=EngineKey.of(config, _usable_key(config)),
-    )
     tokenizers = Tokenizers(config.tokens, api, deadline)
     async with api, asyncio.TaskGroup() as tg:
         looking = [
@@ -94,17 +95,3 @@ async def _look_at_pools(
             for each in config.mooncake.each
         ]
     return tuple(task.result() for task in looking)
-
-
-def _usable_key(config: Config) -> str | None:
-    """Read the engines' key; a file that cannot be read is a finding of its own."""
-    with suppress(ConfigError):
-        return read_secret(config.engine.api_key_file, "engine.api_key_file")
-    return None
-
-
-def _usable_tls(config: Config) -> Tls | None:
-    """Read the certificates; a file that cannot be read is a finding of its own."""
-    with suppress(ConfigError):
-        return client_tls(config.forward)
-    return None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable
 from contextlib import suppress
 
 from msgspec.structs import replace
 
 from router.base.errors import RouterError
 from router.base.releases import Release, rules_of
+from router.base.threads import in_thread
 from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
 from router.check.seen import ModelSeen
@@ -53,9 +52,14 @@ class Tokenizers:
         key = f"{model.id} {source} {release}"
         if key not in self._loading:
             model_id = model.root or model.id
-            self._loading[key] = _in_thread(
-                lambda: configured_prompter(model.id, source, model_id, self._config, release)
-            )
+
+            def load() -> Prompter:
+                try:
+                    return configured_prompter(model.id, source, model_id, self._config, release)
+                except Exception as exc:  # of a library: why it does not load
+                    return Prompter.missing(f"{type(exc).__name__}: {exc}")
+
+            self._loading[key] = in_thread(load, name="load")
         return self._loading[key]
 
     async def _compare(self, seen: ModelSeen, entry: Entry, prompter: Prompter) -> ModelSeen:
@@ -70,27 +74,6 @@ class Tokenizers:
         except (NeedsEngine, RouterError):
             return seen
         return replace(seen, is_compared=True, difference=difference)
-
-
-def _in_thread(load: Callable[[], Prompter]) -> asyncio.Future[Prompter]:
-    """Load in a daemon thread; an error of a library is the reason why it does not load."""
-    loop = asyncio.get_running_loop()
-    loaded: asyncio.Future[Prompter] = loop.create_future()
-
-    def finish(prompter: Prompter) -> None:
-        if not loaded.done():
-            loaded.set_result(prompter)
-
-    def run() -> None:
-        try:
-            prompter = load()
-        except Exception as exc:
-            prompter = Prompter.missing(f"{type(exc).__name__}: {exc}")
-        with suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(finish, prompter)
-
-    threading.Thread(target=run, name="load", daemon=True).start()
-    return loaded
 
 
 # -- judge ---------------------------------------------------------------------------------------

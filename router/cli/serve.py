@@ -94,12 +94,6 @@ def check(
 
     Exit status: 0 all is well (notes are well), 1 something is wrong, 2 the configuration is.
     """
-    try:
-        config = load(config_file, settings, flags)
-        _require_replicas(config)
-        password = _redis_password(config)
-    except ConfigError as error:
-        refuse(error)
     import asyncio  # late, as in `serve`
     import logging
 
@@ -107,13 +101,12 @@ def check(
 
     logging.getLogger("router").addHandler(logging.NullHandler())  # the report says it all
     try:
-        report = asyncio.run(
-            checking.check(
-                config,
-                redis_password=password,
-                wait_s=wait_s,
-            )
-        )
+        config = load(config_file, settings, flags)
+        _require_replicas(config)
+        password = configuration.redis_password(config.redis, os.environ)
+        report = asyncio.run(checking.check(config, redis_password=password, wait_s=wait_s))
+    except ConfigError as error:
+        refuse(error)
     except KeyboardInterrupt:
         sys.exit(130)
     if as_json:
@@ -123,14 +116,6 @@ def check(
         checking.render(report, console)
         click.echo(drawn(console).rstrip("\n"))
     sys.exit(0 if report.is_well else 1)
-
-
-def _redis_password(config: configuration.Config) -> str | None:
-    """Read the password of Redis; what is wrong with its file is a finding of the check."""
-    try:
-        return configuration.redis_password(config.redis, os.environ)
-    except ConfigError:
-        return None
 
 
 @click.command()

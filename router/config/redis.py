@@ -100,6 +100,11 @@ def check_redis(redis: RedisConfig) -> None:
     """
     if redis.url is not None:
         _check_redis_url(redis.url)
+        if redis.ca_file is not None and redis.url.startswith("redis:"):
+            raise ConfigError(
+                "redis.ca_file: not used, redis:// is not encrypted; use rediss://",
+                param="redis.ca_file",
+            )
     for sentinel in redis.sentinels:
         if not re.fullmatch(r"(\[[0-9A-Fa-f:]+\]|[^\s:/@]+):\d{1,5}", sentinel):
             raise ConfigError(

@@ -132,7 +132,7 @@ def configured_prompter(
     model: str, source: str, model_id: str, config: TokensConfig, release: Release
 ) -> Prompter:
     """Load a model's prompter, with what the engine was given as flags; see `load_prompter`."""
-    if is_missing_folder(source):
+    if _is_missing_folder(source):
         return Prompter.missing(f"there is no folder {source!r} on this machine")
     prompter = load_prompter(
         source,
@@ -152,7 +152,7 @@ def configured_prompter(
     return prompter
 
 
-def is_missing_folder(source: str) -> bool:
+def _is_missing_folder(source: str) -> bool:
     """Return whether a tokenizer's source is a path with nothing there: hub names are no paths."""
     return source.startswith(("/", "./", "../", "~")) and not Path(source).exists()
 

@@ -13,7 +13,7 @@ from router.check.finding import Level
 from router.check.redis import RedisSeen, judge, look
 from router.cluster.redis_store import RedisStore
 from router.config import IndexConfig, RedisConfig
-from tests.check.samples import REDIS, REPLICA, wrong
+from tests.check.samples import REDIS, REPLICA, named, wrong
 from tests.redis_servers import RedisServer, namespace, shared_redis
 
 __all__ = ["namespace", "shared_redis"]
@@ -136,3 +136,13 @@ def test_a_redis_too_far_for_look_ups_is_found() -> None:
 
     assert [(f.level, f.about) for f in findings if f.level != "ok"] == [("warning", "distance")]
     assert wrong(list(judge(far, config=CONFIG, index=LOCAL, replicas=[REPLICA]))) == []
+
+
+def test_unnamed_replicas_on_loopback_are_noted() -> None:
+    """Every machine has its own 127.0.0.1."""
+    local = named("r1", url="http://127.0.0.1:8000")
+    unnamed = replace(local, entry=replace(local.entry, identity=local.url))
+
+    for replica, noted in ((unnamed, 1), (local, 0)):
+        findings = list(judge(REDIS, config=CONFIG, index=LOCAL, replicas=[REPLICA, replica]))
+        assert [f.about for f in findings if f.level == "note"] == ["names"] * noted

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.emulator.options import TINY_MODEL
 from loadtest.emulator.pool import PoolMaster
+from router.base.errors import ConfigError
 from router.base.messages import SCHEMA
 from router.check import check, mooncake
 from tests.check.running import PATIENCE_S, checked, finding, prompted, settings, wrong
@@ -50,48 +50,11 @@ async def test_a_running_router_is_named_and_logs_nothing_about_a_check(tmp_path
     assert (found.level, found.text.startswith("cannot listen on 127.0.0.1:")) == ("error", True)
 
 
-async def test_configured_files_are_tried_and_none_is_created(tmp_path: Path) -> None:
-    token, empty, binary = tmp_path / "token", tmp_path / "empty", tmp_path / "binary"
-    token.write_text("secret")
-    empty.write_text("\n")
-    binary.write_bytes(b"\xff\xfe")
+async def test_a_file_that_serve_would_refuse_is_refused(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
-    template = TINY_MODEL / "chat_template.jinja"
-    url = f"http://127.0.0.1:{free_port()}"
-    good = await checked(
-        url,
-        admin__token_file=token,
-        log__decisions=tmp_path / "new.jsonl",
-        tokens__chat_templates={"m": str(template)},
-    )
-    bad = await checked(
-        url,
-        admin__token_file=empty,
-        engine__api_key_file=gone,
-        redis__password_file=binary,
-        redis__ca_file=gone,
-        forward__ca_file=token,
-        log__decisions=gone / "decisions.jsonl",
-        tokens__chat_templates={"m": str(gone)},
-    )
-    folder = await checked(url, log__decisions=tmp_path)
-    again = await checked(url, log__decisions=token)
-
-    assert [f.level for f in good.of("router") if f.about != "audit"] == ["ok"] * 5
-    assert not (tmp_path / "new.jsonl").exists()
-    texts = {f.about: f.text.rpartition(": ")[2] for f in bad.of("router") if f.level == "error"}
-    assert texts == {
-        "admin.token_file": "the file is empty",
-        "engine.api_key_file": "No such file or directory",
-        "redis.password_file": "not UTF-8",
-        "redis.ca_file": "No such file or directory",
-        "forward.ca_file": "it has no certificates",
-        "log.decisions": "its directory does not exist",
-        "tokens.chat_templates.m": "it is not a file",
-    }
-    assert finding(folder, "router", "log.decisions").text.endswith("a directory")
-    assert finding(again, "router", "log.decisions").level == "ok"
-    assert "secret" not in str(good.as_json())
+    for key in ("engine__api_key_file", "forward__ca_file"):
+        with pytest.raises(ConfigError, match=f"{key.replace('__', '.')}.*No such file"):
+            await checked("http://127.0.0.1:1", **{key: gone})
 
 
 # -- redis ---------------------------------------------------------------------------------------
@@ -130,7 +93,7 @@ async def test_replicas_that_other_routers_follow_are_compared(start_redis: Star
     assert wrong(same) == []
     assert same.redis is not None
     assert same.redis.schema == str(SCHEMA)
-    assert finding(fewer, "redis", "names").text.endswith(f"unknown here: {other.url}")
+    assert [f.text.rpartition(" ")[2] for f in fewer.complaints()] == [other.url]
 
 
 async def test_a_redis_that_will_not_do_is_reported(start_redis: Start) -> None:

@@ -168,7 +168,7 @@ async def test_a_tokenizer_folder_that_does_not_exist_is_an_error_of_check() -> 
     found = json.loads(result.stdout)["findings"]
     said = [each["text"] for each in found if each["level"] in ("error", "warning")]
     assert result.exit_code == 1
-    assert any("/nowhere: there is no such folder" in text for text in said), said
+    assert any("there is no folder '/nowhere'" in text for text in said), said
     assert any("there is no folder '/nowhere' on this machine" in text for text in said), said
 
 

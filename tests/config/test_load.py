@@ -121,6 +121,7 @@ def test_mappings_come_as_pairs() -> None:
         ("redis: {url: 'http://a:1'}", "redis.url", "redis://HOST:PORT/DB"),
         ("redis: {url: 'redis://a:1/x'}", "redis.url", "redis://HOST:PORT/DB"),
         ("redis: {url: 'unix://'}", "redis.url", "unix://PATH"),
+        ("redis: {url: 'redis://r:6379', ca_file: ca}", "redis.ca_file", "use rediss://"),
         ("redis: {sentinels: ['a']}", "redis.sentinels", "not HOST:PORT"),
         ("redis: {sentinels: ['a:1']}", "redis.sentinel_service", "set both or none"),
         ("redis: {namespace: 'a b'}", "redis.namespace", "letters, digits"),

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from contextvars import ContextVar
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from multidict import CIMultiDict
 
 from router.observers.tracing.spans import finish
-from router.observers.tracing.trace import MOST_TRIES, STATE, Attempt, Followed, Trace
+from router.observers.tracing.trace import MOST_TRIES, STATE, Attempt, Trace
 from router.records.outcome import Outcome
 from router.request.observer import Facts, Observer
 from router.request.plan import Placement
 from router.request.record import record_of
 from router.request.results import Prompt, Read
+
+if TYPE_CHECKING:
+    from router.observers.tracing.otlp import Spans
 
 CURRENT: Final[ContextVar[Trace | None]] = ContextVar("trace", default=None)
 """The trace of the request that a task answers."""
@@ -23,7 +26,7 @@ CURRENT: Final[ContextVar[Trace | None]] = ContextVar("trace", default=None)
 class Tracing(Observer):
     """Begins and ends the spans of requests, and tells engines their context."""
 
-    def __init__(self, spans: Followed) -> None:
+    def __init__(self, spans: Spans) -> None:
         self._spans = spans
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import requests
@@ -28,7 +28,6 @@ from opentelemetry.trace import SpanKind, StatusCode, get_current_span, set_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from router.base.errors import ConfigError
-from router.base.host_names import Names
 from router.config import TracingConfig
 from router.metrics import Metrics
 from router.observers.tracing.trace import Span, Trace
@@ -49,9 +48,14 @@ _WRITER: Final = TraceContextTextMapPropagator()
 
 
 class Spans:
-    """Begins spans, and ends with them."""
+    """Begins spans, and ends with them.
 
-    def __init__(self, collector: Collector, config: TracingConfig, metrics: Metrics) -> None:
+    Raises:
+        ConfigError: a variable OTEL_EXPORTER_OTLP_* is wrong.
+    """
+
+    def __init__(self, config: TracingConfig, metrics: Metrics) -> None:
+        assert config.endpoint is not None
         self._joins = config.join_clients
         provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(config.sample_ratio)),
@@ -59,7 +63,7 @@ class Spans:
             shutdown_on_exit=False,
             span_limits=SpanLimits(*[_MOST] * 6, *[SpanLimits.UNSET] * 2),
         )
-        self._queue = _Queue(collector, metrics)
+        self._queue = _Queue(Collector(config.endpoint, metrics), metrics)
         provider.add_span_processor(self._queue)
         self._tracer = provider.get_tracer("warmroute", version("warmroute"))
 
@@ -124,19 +128,16 @@ class Collector(SpanExporter):
 
     Args:
         endpoint: Its URL.
-        names: The addresses of hosts.
         metrics: Count its spans.
 
     Raises:
         ConfigError: one of these variables is wrong.
     """
 
-    def __init__(self, endpoint: str, names: Names, metrics: Metrics) -> None:
+    def __init__(self, endpoint: str, metrics: Metrics) -> None:
         session = requests.Session()
         session.trust_env = False  # no proxy, no password of ~/.netrc
         session.max_redirects = 0  # the collector is where the configuration says
-        for scheme in ("http://", "https://"):
-            session.mount(scheme, _ByAddress(names))
         try:
             self._exporter = OTLPSpanExporter(endpoint=_full(endpoint), session=session)
         except Exception as exc:
@@ -163,40 +164,13 @@ class Collector(SpanExporter):
                 logger.info("spans are sent again", extra=where)
             else:  # once; the metric counts on
                 logger.warning("spans lost", extra={**where, "reason": reason})
-        self._spans.labels("sent" if is_sent else "failed").inc(
-            len(spans)
-        )  # last: its log is there
+        # last: its log is there
+        self._spans.labels("sent" if is_sent else "failed").inc(len(spans))
         return result
 
     def shutdown(self) -> None:
         """Drop what is tried again."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
-
-
-class _ByAddress(requests.adapters.HTTPAdapter):
-    """Connects to the address that a name has, and sends the name."""
-
-    def __init__(self, names: Names) -> None:
-        super().__init__()
-        self._names = names
-
-    def build_connection_pool_key_attributes(
-        self, request: Any, verify: Any, cert: Any = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what is connected to, and over which TLS."""
-        where, tls = super().build_connection_pool_key_attributes(request, verify, cert)
-        name = where["host"]
-        try:
-            address = self._names.addresses_now(name)[0]
-        except socket.gaierror as exc:
-            raise requests.ConnectionError(exc) from exc
-        if where["scheme"] == "https":
-            tls |= {"server_hostname": name, "assert_hostname": name}
-        return where | {"host": address}, tls
-
-    def add_headers(self, request: Any, **_: Any) -> None:
-        """Send the name that was asked for, not its address."""
-        request.headers["Host"] = urlsplit(request.url).netloc.rpartition("@")[2]
 
 
 def _resource() -> Resource:

@@ -1,4 +1,13 @@
-"""What the spans of a request that has ended say, from what was noted and its decision record."""
+"""What the spans of a request that has ended say, from what was noted and its decision record.
+
+Source of names: open-telemetry/semantic-conventions-genai at 024a4f9, docs/gen-ai/
+client-inference.md (status: Development), and semantic-conventions 1.44.0, docs/http/http-spans.md
+(stable). What these have no name for begins with `warmroute.`; times there are in seconds.
+`warmroute.session` is a digest: `gen_ai.conversation.id` must be the client's own id, which is
+written nowhere.
+
+Usage stands at the CLIENT span alone. Otherwise backends that add up usage would count it twice.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +15,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from router.observers.tracing import names
 from router.observers.tracing.trace import Attempt, Span, Trace
 from router.records.computed import Computed
 from router.records.outcome import Outcome
@@ -18,6 +26,14 @@ _REPLACED: Final = "replaced"
 _NO_FAILURE: Final = frozenset(
     {Outcome.OK.value, Outcome.CLIENT_ERROR.value, Outcome.CLIENT_GONE.value, _REPLACED}
 )
+_OPERATIONS: Final = {
+    "chat": "chat",
+    "messages": "chat",
+    "responses": "chat",
+    "completions": "text_completion",
+}
+"""The operation of each API (`Api.name`); others have no name."""
+
 _PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -30,9 +46,9 @@ def finish(trace: Trace) -> None:
     for number, attempt in enumerate(trace.attempts, start=1):
         _describe_try(trace, attempt, number)
     attributes: dict[str, Any] = {
-        names.HTTP_METHOD: name if name != _HTTP else "_OTHER",
-        names.HTTP_ROUTE: trace.route,
-        names.HTTP_STATUS: trace.status,
+        "http.request.method": name if name != _HTTP else "_OTHER",
+        "http.route": trace.route,
+        "http.response.status_code": trace.status,
     }
     error = trace.error if trace.status is None or trace.status >= 500 else None
     if record is not None:
@@ -41,7 +57,7 @@ def finish(trace: Trace) -> None:
             error = error or _failure(record)
     if error is None and trace.status is not None and trace.status >= 500:
         error = str(trace.status)
-    attributes[names.ERROR_TYPE] = error or trace.error
+    attributes["error.type"] = error or trace.error
     for event, at_s, more in sorted(_events(trace, trace.ended_s), key=lambda each: each[1]):
         span.add_event(event, _known(more), trace.at_ns(at_s))
     span.update_name(f"{name} {trace.route}" if trace.route is not None else name)
@@ -60,24 +76,24 @@ def _end(span: Span, attributes: dict[str, Any], error: str | None, at_ns: int) 
 def _of_record(record: DecisionRecord) -> dict[str, Any]:
     assignment = record.assignment
     attributes: dict[str, Any] = {
-        names.REQUEST_ID: record.request_id,
-        names.MODEL: record.model or None,
-        names.TENANT: record.tenant,
-        names.SESSION: record.session,
-        names.OUTCOME: record.outcome,
-        names.REPLICA: record.decision.candidate,
-        names.POLICY: record.policy,
-        names.REASON: record.decision.reason,
-        names.CACHE_STATE: record.state,
-        names.VARIANT: assignment.label if assignment is not None else None,
-        names.ROUTER_S: record.router_ms / 1000,
-        names.WAITED_S: record.waited_ms / 1000,
-        names.WAITED_FOR: record.waited_for,
-        names.PREDICTED_TTFT_S: _seconds(record.predicted_ttft_ms),
-        names.TTFT_S: _seconds(record.ttft_ms),
-        names.PROMPT_TOKENS: record.num_prompt_tokens,
-        names.PREDICTED_TOKENS: record.num_predicted_cached_tokens,
-        names.CACHED_TOKENS: record.num_reported_cached_tokens,
+        "warmroute.request_id": record.request_id,
+        "gen_ai.request.model": record.model or None,
+        "warmroute.tenant": record.tenant,
+        "warmroute.session": record.session,
+        "warmroute.outcome": record.outcome,
+        "warmroute.replica": record.decision.candidate,
+        "warmroute.policy": record.policy,
+        "warmroute.reason": record.decision.reason,
+        "warmroute.cache_state": record.state,
+        "warmroute.arm": assignment.label if assignment is not None else None,
+        "warmroute.router_s": record.router_ms / 1000,
+        "warmroute.waited_s": record.waited_ms / 1000,
+        "warmroute.waited_for": record.waited_for,
+        "warmroute.predicted_ttft_s": _seconds(record.predicted_ttft_ms),
+        "warmroute.ttft_s": _seconds(record.ttft_ms),
+        "warmroute.prompt_tokens": record.num_prompt_tokens,
+        "warmroute.predicted_cached_tokens": record.num_predicted_cached_tokens,
+        "warmroute.cached_tokens": record.num_reported_cached_tokens,
     }
     if record.computed is not None:
         attributes |= _of_causes(record.computed)
@@ -87,11 +103,11 @@ def _of_record(record: DecisionRecord) -> dict[str, Any]:
 def _of_causes(computed: Computed) -> dict[str, Any]:
     change, move, loss = computed.change, computed.move, computed.loss
     return {
-        **{names.COMPUTED + cause: num for cause, num in computed.tokens.items()},
-        names.CHANGED_PART: change.part if change is not None else None,
-        names.CHANGED_OFFSET: change.offset if change is not None else None,
-        names.MOVED_FROM: move.origin if move is not None else None,
-        names.LOST_AT: loss.replica if loss is not None else None,
+        **{f"warmroute.computed.{cause}": num for cause, num in computed.tokens.items()},
+        "warmroute.changed.part": change.part if change is not None else None,
+        "warmroute.changed.offset": change.offset if change is not None else None,
+        "warmroute.moved_from": move.origin if move is not None else None,
+        "warmroute.lost_at": loss.replica if loss is not None else None,
     }
 
 
@@ -104,14 +120,18 @@ def _events(trace: Trace, ended_s: float) -> Iterator[tuple[str, float, dict[str
     if record.waited_for is not None:
         decided_s = trace.attempts[0].decided_s if trace.attempts else ended_s
         queued_s = max(trace.begun_s, decided_s - waited_s)
-        yield names.QUEUED, queued_s, {names.WAITED_FOR: record.waited_for}
+        yield "warmroute.queued", queued_s, {"warmroute.waited_for": record.waited_for}
     for attempt in trace.attempts:
-        more = {names.REPLICA: attempt.candidate}
+        more = {"warmroute.replica": attempt.candidate}
         if attempt is last:
-            more |= {names.POLICY: record.policy, names.REASON: record.decision.reason}
-        yield names.DECIDED, attempt.decided_s, more
+            more |= {"warmroute.policy": record.policy, "warmroute.reason": record.decision.reason}
+        yield "warmroute.decided", attempt.decided_s, more
     if record.ttft_ms is not None:
-        yield names.FIRST_TOKEN, trace.begun_s + router_s + waited_s + record.ttft_ms / 1000, {}
+        yield (
+            "warmroute.first_token",
+            trace.begun_s + router_s + waited_s + record.ttft_ms / 1000,
+            {},
+        )
 
 
 def _describe_try(trace: Trace, attempt: Attempt, number: int) -> None:
@@ -124,19 +144,19 @@ def _describe_try(trace: Trace, attempt: Attempt, number: int) -> None:
         error = outcome
     url = urlsplit(attempt.url)
     attributes: dict[str, Any] = {
-        names.PROVIDER: names.VLLM,
-        names.SERVER_ADDRESS: url.hostname,
-        names.SERVER_PORT: url.port or _PORTS.get(url.scheme),
-        names.REPLICA: attempt.candidate,
-        names.ROLE: attempt.role,
-        names.TRY: number,
-        names.OUTCOME: outcome,
-        names.ERROR_TYPE: error,
+        "gen_ai.provider.name": "vllm",
+        "server.address": url.hostname,
+        "server.port": url.port or _PORTS.get(url.scheme),
+        "warmroute.replica": attempt.candidate,
+        "warmroute.role": attempt.role,
+        "warmroute.try": number,
+        "warmroute.outcome": outcome,
+        "error.type": error,
     }
     if record is not None:
-        attributes[names.OPERATION] = names.OPERATIONS.get(record.api)
-        attributes[names.MODEL] = record.model or None
-        attributes[names.STREAM] = True if trace.streams else None
+        attributes["gen_ai.operation.name"] = _OPERATIONS.get(record.api)
+        attributes["gen_ai.request.model"] = record.model or None
+        attributes["gen_ai.request.stream"] = True if trace.streams else None
         if attempt is _answered(trace, record):
             attributes |= _of_answer(trace, record, attempt)
     attempt.span.update_name(_name(trace, record))
@@ -155,22 +175,22 @@ def _of_answer(trace: Trace, record: DecisionRecord, attempt: Attempt) -> dict[s
     attributes: dict[str, Any] = {}
     if (usage := trace.usage) is not None:
         attributes = {
-            names.INPUT_TOKENS: usage.prompt_tokens,
-            names.CACHE_READ_TOKENS: usage.num_cached_tokens,
-            names.OUTPUT_TOKENS: usage.completion_tokens,
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.cache_read.input_tokens": usage.num_cached_tokens,
+            "gen_ai.usage.output_tokens": usage.completion_tokens,
         }
     if record.ttft_ms is not None:
-        attributes[names.FIRST_CHUNK_S] = record.ttft_ms / 1000 - (
+        attributes["gen_ai.response.time_to_first_chunk"] = record.ttft_ms / 1000 - (
             attempt.begun_s - attempt.decided_s
         )
     change = record.computed.change if record.computed is not None else None
     if change is not None and change.part == "compacted":
-        attributes[names.COMPACTED] = True
+        attributes["gen_ai.conversation.compacted"] = True
     return attributes
 
 
 def _name(trace: Trace, record: DecisionRecord | None) -> str:
-    operation = names.OPERATIONS.get(record.api) if record is not None else None
+    operation = _OPERATIONS.get(record.api) if record is not None else None
     if record is None or operation is None:
         return f"{_method(trace)} {trace.route}"
     return f"{operation} {record.model}" if record.model else operation

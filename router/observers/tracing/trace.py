@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
-
-from multidict import CIMultiDict
+from typing import Any, Final
 
 from router.api.usage import Usage
 from router.records.record import DecisionRecord
@@ -81,19 +78,3 @@ class Trace:
     def at_ns(self, at_s: float) -> int:
         """Return the unix time of a monotonic one."""
         return self.begun_ns + round((at_s - self.begun_s) * 1e9)
-
-
-class Followed(Protocol):
-    """What begins spans; see `otlp.Spans`."""
-
-    def begin(self, headers: Mapping[str, str], method: str) -> Trace | None:
-        """Begin to follow a request. None: its client says that it is not sampled."""
-
-    def below(self, trace: Trace, at_ns: int) -> Span:
-        """Begin a try of a request."""
-
-    def write(self, span: Span, headers: CIMultiDict[str]) -> None:
-        """Write a span's context into an engine's headers."""
-
-    def close(self) -> None:
-        """Send what waits, if the collector takes it soon."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -89,11 +87,8 @@ class Receiver:
 
 
 @contextmanager
-def receiving(identity: tuple[Path, Path] | None = None) -> Iterator[Receiver]:
-    """Run a collector, in threads of its own: a router that ends waits for it.
-
-    With a certificate and its key it speaks TLS.
-    """
+def receiving() -> Iterator[Receiver]:
+    """Run a collector, in threads of its own: a router that ends waits for it."""
     receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
@@ -120,13 +115,7 @@ def receiving(identity: tuple[Path, Path] | None = None) -> Iterator[Receiver]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    if identity is not None:
-        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        tls.load_cert_chain(*identity)
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
-    receiver.url = (
-        f"http{'s' * (identity is not None)}://127.0.0.1:{server.server_address[1]}/v1/traces"
-    )
+    receiver.url = f"http://127.0.0.1:{server.server_address[1]}/v1/traces"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from router import config
+from router.assembly import Router
 from router.base.errors import ConfigError
 from router.config import TracingConfig
 from router.metrics import Metrics
 from router.observers.tracing import otlp
-from router.observers.tracing.build import collector_at
 from router.observers.tracing.otlp import Spans
 from tests.faults.stage import Engines, chat, on_stage, words
 from tests.observers.tracing.receiver import Receiver, receiving
@@ -38,7 +38,7 @@ def test_what_does_not_fit_the_queue_is_dropped_and_counted(
     monkeypatch.setattr(otlp, "_BATCH", 4)
     collector.hangs.clear()
     metrics = Metrics()
-    spans = Spans(collector_at(collector.url, None, metrics), TracingConfig(), metrics)
+    spans = Spans(TracingConfig(endpoint=collector.url), metrics)
     for number in range(11):  # four are sent, four wait
         begun = spans.begin({}, "POST")
         assert begun is not None
@@ -59,7 +59,7 @@ def test_a_collector_that_hangs_does_not_hold_up_the_end(
 ) -> None:
     monkeypatch.setattr(otlp, "LAST_S", 0.05)
     collector.hangs.clear()
-    spans = Spans(collector_at(collector.url), TracingConfig(), Metrics())
+    spans = Spans(TracingConfig(endpoint=collector.url), Metrics())
     begun = spans.begin({}, "POST")
     assert begun is not None
     begun.span.end()
@@ -138,7 +138,7 @@ def test_without_the_extra_the_router_says_how_to_install_it(
     monkeypatch.delitem(sys.modules, "router.observers.tracing.otlp", raising=False)
 
     with pytest.raises(ConfigError, match=r"pip install 'opentelemetry-exporter-otlp-proto-http"):
-        collector_at("http://127.0.0.1:4318")
+        Router(config.load(flags={("tracing", "endpoint"): "http://127.0.0.1:4318"}))
 
 
 @pytest.mark.parametrize(
