@@ -81,8 +81,8 @@ def adapter(directory: Path, seed: int) -> str:
 def test_each_rank_has_a_cache_of_its_own(engine: Engine, router: Router) -> None:
     """Predicted = reported at both; a prompt comes back to the rank that has it."""
     listed = httpx.get(f"{router.admin_url}/admin/replicas", timeout=30).json()["replicas"]
-    firsts = [ask(router, "tiny", f"first{number}") for number in range(6)]
-    seconds = [ask(router, "tiny", f"first{number}") for number in range(6)]
+    firsts = [ask(router, "tiny", f"first{number}") for number in range(12)]
+    seconds = [ask(router, "tiny", f"first{number}") for number in range(12)]
 
     assert {where for where, _ in firsts} == {"r1#0", "r1#1"}
     assert [where for where, _ in seconds] == [where for where, _ in firsts]

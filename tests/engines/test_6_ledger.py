@@ -164,7 +164,8 @@ class Play:
         wait_until(lambda: not is_up(), 60, "the router to see a dead replica")
         engine.start()
         engine.wait_ready("/health", ENGINE_READY_S)
-        wait_until(lambda: is_up() and router.state(name) == "exact", 60, "the router to see it")
+        # Blind: the new process has published nothing yet.
+        wait_until(lambda: is_up() and router.state(name) == "blind", 60, "the router to see it")
 
     def read(self) -> None:
         """Read all turns, once every one is booked."""
