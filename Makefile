@@ -106,7 +106,7 @@ PIN := uv pip compile -q --universal --no-strip-extras --no-header --no-annotate
 lock:                     ## pin anew, with hashes (uv writes no index address into its output)
 	$(PIN) pyproject.toml -o requirements.txt
 	$(PIN) -c requirements.txt --extra dev pyproject.toml -o requirements-dev.txt
-	echo setuptools | $(PIN) -c requirements-dev.txt --extra plots pyproject.toml - -o requirements-demo.txt
+	echo setuptools | $(PIN) -c requirements-dev.txt pyproject.toml - -o requirements-demo.txt
 	$(PIN) -c requirements-dev.txt --extra experiments pyproject.toml -o docker/requirements-experiments.txt
 	$(PIN) -c requirements-dev.txt --extra models pyproject.toml -o docker/requirements-models.txt
 	$(PIN) -c requirements-dev.txt --extra otel pyproject.toml -o docker/requirements-otel.txt

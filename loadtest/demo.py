@@ -17,15 +17,12 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from loadtest import pictures
 from loadtest.compare.cli import write_report
-from loadtest.compare.report import ArmFigures, Report, make_report, turns_by_arm
+from loadtest.compare.report import ArmFigures, Report, make_report
 from loadtest.compare.shown import caveats, hit_ratio
-from loadtest.extras import MissingExtra
 from loadtest.generated import Agents
 from loadtest.output_options import output_option
 from loadtest.pages import Table, bullets, on_terminal
-from loadtest.results import Run
 from loadtest.simulator import Setup
 from loadtest.simulator.arms import UNLIMITED, arms_of
 from loadtest.simulator.rounds import half_of_the_blocks, simulate_rounds, write_runs
@@ -52,7 +49,7 @@ _REPLICAS: Final = "--replica http://127.0.0.1:8001 --replica http://127.0.0.1:8
 @output_option(
     is_file=False,
     default=Path("demo-out"),
-    help="Directory for the picture, the report and the turns.",
+    help="Directory for the report and the turns.",
 )
 @click.option(
     "--policies",
@@ -66,7 +63,7 @@ def demo(short: bool, out: Path, policies: str, seed: int) -> None:
     """See what cache-aware routing does, without a GPU.
 
     Three simulated replicas and a fleet of coding agents; the same sessions under each policy,
-    from cold caches; then a verdict, a table and a picture. Time is virtual: a busy machine
+    from cold caches; then a verdict and a table. Time is virtual: a busy machine
     changes no figure.
     """
     try:
@@ -103,9 +100,10 @@ def demo(short: bool, out: Path, policies: str, seed: int) -> None:
         for old in out.glob("runs/*.jsonl"):
             old.unlink()
         write_runs(out / "runs", results)
-        _write(report, runs, out, console)
+        write_report(out, report)
     except OSError as exc:
         raise click.ClickException(f"{out}: {exc.strerror or exc}") from exc
+    console.print(f"\n{out}/: report.html, report.json, runs/", highlight=False, markup=False)
     console.print(
         f"\nNext, with your own vLLM replicas:\n    warmroute check {_REPLICAS}\n"
         f"    warmroute serve {_REPLICAS}",
@@ -129,21 +127,6 @@ def _show(report: Report, console: Console, others: str) -> None:
         "as long as data sheets say. Router and network take no time."
     )
     console.print(bullets(filter(None, [others, *caveats(report), time])))
-
-
-def _write(report: Report, runs: list[Run], out: Path, console: Console) -> None:
-    """Write the report and the picture, and name them."""
-    files = ["report.html", "report.json", "runs/"]
-    write_report(out, report, runs)
-    try:
-        picture = pictures.origins(turns_by_arm(report.setting, runs))
-    except MissingExtra as error:
-        console.print(f"\nThere is no picture: {error}", highlight=False, markup=False)
-        picture = None
-    if picture is not None:
-        (out / "demo.svg").write_bytes(picture)
-        files.insert(0, "demo.svg")
-    console.print(f"\n{out}/: {', '.join(files)}", highlight=False, markup=False)
 
 
 def _table(report: Report) -> Table:

@@ -6,11 +6,9 @@ A command that needs one asks for it here before it begins.
 from __future__ import annotations
 
 import importlib
-from typing import Any, Final
+from typing import Any
 
 from router.base.extras import install_hint
-
-_EXTRAS: Final = {"matplotlib": "plots"}
 
 
 class MissingExtra(Exception):
@@ -18,7 +16,7 @@ class MissingExtra(Exception):
 
 
 def need(name: str) -> Any:
-    """Import a module of an extra.
+    """Import a module of the extra `experiments`.
 
     Raises:
         MissingExtra: it is not installed.
@@ -27,5 +25,4 @@ def need(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as exc:
         package = name.partition(".")[0]
-        extra = _EXTRAS.get(package, "experiments")
-        raise MissingExtra(f"{package} is not installed. {install_hint(extra)}") from exc
+        raise MissingExtra(f"{package} is not installed. {install_hint('experiments')}") from exc

@@ -20,7 +20,7 @@ def _project() -> dict[str, Any]:
     return project
 
 
-@pytest.mark.parametrize("extra", ["harmony", "kimi", "mistral", "plots", "experiments"])
+@pytest.mark.parametrize("extra", ["harmony", "kimi", "mistral", "experiments"])
 def test_a_hint_names_the_libraries_of_the_extra(extra: str) -> None:
     """The shell reads the command as pip and the requirements of pyproject.toml."""
     said, _, command = install_hint(extra).partition(": ")

@@ -89,7 +89,7 @@ def compare(
     show(report, console)
     if out is not None:
         try:
-            write_report(out, report, runs)
+            write_report(out, report)
         except OSError as exc:
             raise click.ClickException(f"{out}: {exc.strerror or exc}") from exc
         console.print(f"\n{out}/: report.html, report.json", highlight=False, markup=False)
@@ -131,7 +131,7 @@ def numbered(runs: Sequence[Run]) -> list[Run]:
     return found
 
 
-def write_report(out: Path, report: Report, runs: Sequence[Run]) -> None:
+def write_report(out: Path, report: Report) -> None:
     """Write `report.json` and `report.html`.
 
     Raises:
@@ -140,4 +140,4 @@ def write_report(out: Path, report: Report, runs: Sequence[Run]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     text = msgspec.json.format(msgspec.json.encode(report), indent=1)
     (out / "report.json").write_bytes(text + b"\n")
-    (out / "report.html").write_text(render(make_page(report, runs)), encoding="utf-8")
+    (out / "report.html").write_text(render(make_page(report)), encoding="utf-8")

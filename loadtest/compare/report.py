@@ -13,12 +13,30 @@ from msgspec import Struct
 
 from loadtest.compare.hygiene import Check, Setting, check, lateness, what_is_missing
 from loadtest.machine import Machine, this_machine
-from loadtest.pictures import Origin, origin
 from loadtest.results import Run, Summary, TurnResult, summarize
 from loadtest.statistics import MEASURES, Comparison, Measure, Round, compare, is_good, within_slo
 from loadtest.whole_sessions import SessionTimes, session_times
 
 REPORT_SCHEMA: Final = "warmroute.compare/3"
+
+
+class Origin(Struct, frozen=True, kw_only=True):
+    """Tokens of the prompts of one variant, by where they came from.
+
+    `unknown` were cached, as the engine reports, beyond what the router predicted.
+    """
+
+    num_turns: int
+    gpu: int
+    cpu: int
+    pool: int
+    unknown: int
+    computed: int
+
+    @property
+    def total(self) -> int:
+        """Count all prompt tokens."""
+        return self.gpu + self.cpu + self.pool + self.unknown + self.computed
 
 
 class RoundFigures(Struct, frozen=True, kw_only=True):
@@ -109,14 +127,6 @@ def make_report(
     )
 
 
-def turns_by_arm(setting: Setting, runs: Sequence[Run]) -> dict[str, list[Sequence[TurnResult]]]:
-    """Sort the runs' turns by variant, for pictures; complete runs first, then in order of time."""
-    ordered = sorted(runs, key=lambda run: not run.info.is_complete)
-    return {
-        label: [run.turns for run in ordered if run.info.label == label] for label in setting.labels
-    }
-
-
 def _measures(setting: Setting) -> list[Measure]:
     measures = list(MEASURES.values())
     if setting.has_slo:
@@ -190,6 +200,31 @@ def _arm(setting: Setting, label: str, runs: Sequence[Run]) -> ArmFigures:
         prediction_exact_ratio=len(exact) / len(predicted) if predicted else None,
         imbalance=sum(balances) / len(balances) if balances else None,
     )
+
+
+def origin(turns: Iterable[TurnResult]) -> Origin:
+    """Split the prompts: engines say how much was cached, the router in which tier.
+
+    What neither reports is not guessed: turns without both token counts are left out, and
+    cached tokens beyond the prediction are of unknown tier.
+    """
+    sums = dict.fromkeys(("gpu", "cpu", "pool", "unknown", "computed"), 0)
+    num_turns = 0
+    for turn in turns:
+        if turn.error is not None or turn.is_warm_up:
+            continue
+        if turn.num_prompt_tokens is None or turn.num_cached_tokens is None:
+            continue
+        num_turns += 1
+        left = turn.num_cached_tokens
+        if turn.predicted is not None:
+            for tier in ("gpu", "cpu", "pool"):
+                from_tier = min(left, getattr(turn.predicted, tier))
+                sums[tier] += from_tier
+                left -= from_tier
+        sums["unknown"] += left
+        sums["computed"] += turn.num_computed_tokens
+    return Origin(num_turns=num_turns, **sums)
 
 
 def imbalance(turns: Iterable[TurnResult]) -> float:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Final
 
 from rich.console import Console
 from rich.text import Text
 
-from loadtest import pictures
 from loadtest.compare.hygiene import Outcome
-from loadtest.compare.report import ArmFigures, Report, turns_by_arm
-from loadtest.extras import MissingExtra
-from loadtest.pages import Figure, Note, Page, Section, Table, Tone, bullets, on_terminal
-from loadtest.results import Run
+from loadtest.compare.report import ArmFigures, Report
+from loadtest.pages import Note, Page, Section, Table, Tone, bullets, on_terminal
 from loadtest.simulator.arms import UNLIMITED
 from loadtest.statistics import Comparison, words
 from loadtest.statistics.words import bounds
 
-Part = Note | Table | Figure
+Part = Note | Table
 
 _TONES: Final[dict[Outcome, Tone]] = {
     "passed": "good",
@@ -57,8 +54,8 @@ def show(report: Report, console: Console) -> None:
     console.print(bullets(texts))
 
 
-def make_page(report: Report, runs: Sequence[Run]) -> Page:
-    """Lay the report out; without matplotlib it says so in the place of pictures."""
+def make_page(report: Report) -> Page:
+    """Lay the report out."""
     setting = report.setting
     run_text = (
         f"{setting.workload}; {', '.join(setting.labels)}, {setting.num_rounds} rounds; baseline "
@@ -69,7 +66,7 @@ def make_page(report: Report, runs: Sequence[Run]) -> Page:
         lead=lead(report),
         sections=(
             Section(title="Differences", parts=tuple(_differences(report))),
-            Section(title="The variants", parts=tuple(_arms(report, runs))),
+            Section(title="The variants", parts=tuple(_arms(report))),
             Section(title="Can it be trusted?", parts=(checks_table(report),)),
             Section(title="What was run", parts=(_plain(run_text),)),
             Section(title="What this cannot say", parts=tuple(map(_plain, LIMITS))),
@@ -87,41 +84,18 @@ def _differences(report: Report) -> Iterable[Part]:
         yield Note(text=text, kind="warning")
     if report.is_complete and all(check.outcome != "warned" for check in report.checks):
         yield Note(text="Every check passed.", kind="good")
-    yield from _picture(
-        lambda: pictures.forest(report.comparisons, report.setting.labels),
-        alt="Each measure of each variant as a ratio to the baseline, with its interval",
-        caption="Full marks are differences; hollow ones are within the spread, grey ones have "
-        "no verdict.",
-        absent="No two variants have turns in common: there is nothing to compare.",
-    )
+    if not report.comparisons:
+        yield _plain("No two variants have turns in common: there is nothing to compare.")
     yield differences_table(report)
 
 
-def _arms(report: Report, runs: Sequence[Run]) -> Iterable[Part]:
-    arms = turns_by_arm(report.setting, runs)
-    yield from _picture(
-        lambda: pictures.origins(arms),
-        alt="Prompt tokens per turn by where they came from",
-        caption="Where prompt tokens came from: engines report how many were cached, the router "
-        "in which tier.",
-        absent="No engine reported how many tokens were cached.",
-    )
+def _arms(report: Report) -> Iterable[Part]:
     yield arms_table(report)
+    yield origins_table(report)
     limit = limit_table(report)
     if limit is not None:
         yield limit
     yield rounds_table(report)
-
-
-def _picture(
-    make: Callable[[], bytes | None], *, alt: str, caption: str, absent: str
-) -> Iterable[Part]:
-    try:
-        svg = make()
-    except MissingExtra as error:
-        yield Note(text=f"No picture: {error}.", kind="warning")
-        return
-    yield Note(text=absent) if svg is None else Figure(svg=svg, alt=alt, caption=caption)
 
 
 def _plain(text: str) -> Note:
@@ -190,11 +164,32 @@ def arms_table(report: Report) -> Table:
     )  # fmt: skip
 
 
+def origins_table(report: Report) -> Table:
+    """List where the prompt tokens of each variant came from."""
+    kinds = ("gpu", "cpu", "pool", "unknown", "computed")
+    return Table(
+        head=("variant", "GPU cache", "CPU cache", "pool", "cached, tier unknown", "computed"),
+        rows=tuple(
+            (
+                arm.label,
+                *(_a_turn(getattr(arm.origin, kind), arm.origin.num_turns) for kind in kinds),
+            )
+            for arm in report.arms
+        ),
+        numeric=tuple(range(1, 6)),
+        caption="Prompt tokens a turn by where they came from: engines report how many were "
+        "cached, the router in which tier.",
+    )
+
+
+def _a_turn(num_tokens: int, num_turns: int) -> str:
+    return f"{num_tokens / num_turns:,.0f}" if num_turns else "-"
+
+
 def _arm(arm: ArmFigures, baseline: str) -> tuple[str, ...]:
     whole = arm.whole
     has_times = whole.num_turns > whole.num_errors
     times = (whole.ttft_p90_s, whole.ttft_p99_s)
-    computed = arm.origin.computed / arm.origin.num_turns if arm.origin.num_turns else None
     ended = arm.sessions
     sessions = (None,) * 3 if ended is None else (ended.mean_s, ended.p99_s, ended.longest_s)
     return (
@@ -204,7 +199,7 @@ def _arm(arm: ArmFigures, baseline: str) -> tuple[str, ...]:
         *(words.value("s", seconds) for seconds in sessions),
         words.value("s", whole.ttft_mean_s if has_times else None),
         *(words.value("s", seconds if has_times else None) for seconds in times),
-        "-" if computed is None else f"{computed:,.0f}",
+        _a_turn(arm.origin.computed, arm.origin.num_turns),
         words.value("share", hit_ratio(arm)),
         words.value("share", arm.prediction_exact_ratio),
         "-" if arm.imbalance is None else f"{arm.imbalance:.2f} ×",

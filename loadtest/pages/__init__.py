@@ -3,11 +3,10 @@
 This package knows how a report looks, not what it says.
 """
 
-from loadtest.pages.page import Figure, Note, Page, Section, Table, Tone, render
+from loadtest.pages.page import Note, Page, Section, Table, Tone, render
 from loadtest.pages.terminal import bullets, on_terminal
 
 __all__ = [
-    "Figure",
     "Note",
     "Page",
     "Section",

@@ -1,10 +1,9 @@
-"""The parts of a report, and their rendering. Text is escaped; pictures are SVG, put in as data."""
+"""The parts of a report, and their rendering. Text is escaped."""
 
 from __future__ import annotations
 
-from base64 import b64encode
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from jinja2 import Environment, StrictUndefined
 from msgspec import Struct
@@ -39,24 +38,11 @@ class Table(Struct, frozen=True, kw_only=True, tag="table"):
         return self.tones[row] if column == self.toned else ""
 
 
-class Figure(Struct, frozen=True, kw_only=True, tag="figure"):
-    """A picture; `alt` says in words what it shows."""
-
-    svg: bytes
-    alt: str
-    caption: str = ""
-
-    @property
-    def source(self) -> str:
-        """The picture as a data URL."""
-        return "data:image/svg+xml;base64," + b64encode(self.svg).decode()
-
-
 class Section(Struct, frozen=True, kw_only=True):
     """A heading and what is under it."""
 
     title: str
-    parts: tuple[Note | Table | Figure, ...]
+    parts: tuple[Note | Table, ...]
 
 
 class Page(Struct, frozen=True, kw_only=True):
@@ -74,5 +60,4 @@ def render(page: Page) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
-    kinds: dict[type[Any], str] = {Note: "note", Table: "table", Figure: "figure"}
-    return template.render(page=page, kind=lambda part: kinds[type(part)])
+    return template.render(page=page, is_table=lambda part: isinstance(part, Table))

@@ -10,11 +10,10 @@ from click.testing import CliRunner
 
 from loadtest.compare.cli import compare
 from loadtest.demo import demo, headline
-from loadtest.extras import MissingExtra
 from tests.loadtest.compare.samples import changed, made_runs, report_of
 
 
-def test_the_demo_ends_with_verdict_table_picture_and_next_commands(tmp_path: Path) -> None:
+def test_the_demo_ends_with_verdict_table_and_next_commands(tmp_path: Path) -> None:
     """It writes over an earlier demo, and `compare` reads its runs."""
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "old.jsonl").write_text("an earlier demo\n")
@@ -31,25 +30,8 @@ def test_the_demo_ends_with_verdict_table_picture_and_next_commands(tmp_path: Pa
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["is_complete"] is True
     assert report["setting"]["baseline"] == "session_sticky"
-    assert (tmp_path / "demo.svg").read_text().startswith("<?xml")
     assert len(list((tmp_path / "runs").iterdir())) == 16
     assert CliRunner().invoke(compare, [str(tmp_path / "runs")]).exit_code == 0
-
-
-def test_without_matplotlib_the_rest_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The output says how to get the picture."""
-
-    def absent(_: object) -> bytes:
-        raise MissingExtra("matplotlib is not installed. pip install it")
-
-    monkeypatch.setattr("loadtest.pictures.origins", absent)
-
-    answer = CliRunner().invoke(demo, ["--short", "--policies", "random", "-o", str(tmp_path)])
-
-    assert "There is no picture: matplotlib is not installed" in answer.output
-    assert "report.json" in answer.output
 
 
 @pytest.mark.parametrize(

@@ -29,14 +29,13 @@ from typing import Any
 
 IMPORTED = (
     "loadtest.emulator.cli",
-    "matplotlib.figure",
     "openai",
     "router.cli",
     "router.run",
     "scipy.stats",
     "transformers",
 )
-READ_AT_IMPORT = ("HF_", "LD_", "MPL", "OMP_", "OPENBLAS_", "PYTHON", "TRANSFORMERS_")
+READ_AT_IMPORT = ("HF_", "LD_", "OMP_", "OPENBLAS_", "PYTHON", "TRANSFORMERS_")
 BUT = {  # heeded here; our commands set it themselves; offline nothing is looked for there
     "PYTHONUNBUFFERED",
     "PYTHONDONTWRITEBYTECODE",

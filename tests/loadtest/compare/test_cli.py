@@ -41,7 +41,7 @@ def test_simulated_runs_are_compared(tmp_path: Path) -> None:
 
     assert answer.exit_code == 0, answer.output
     assert "kv_aware *" in answer.output
-    assert "<figure>" in (tmp_path / "out" / "report.html").read_text()
+    assert "<table>" in (tmp_path / "out" / "report.html").read_text()
     text = (tmp_path / "out" / "report.json").read_text()
     report = msgspec.json.decode(text, type=Report)
     assert json.loads(text)["schema"] == REPORT_SCHEMA

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import io
-import re
-import sys
 from functools import cache
-from html import unescape
 
 import pytest
 from rich.console import Console
 
-from loadtest.compare.report import Report
+from loadtest.compare.report import Origin, Report, imbalance, origin
 from loadtest.compare.shown import hit_ratio, lead, make_page, show
 from loadtest.pages import render
-from router.base.extras import install_hint
+from loadtest.results import Predicted
 from tests.loadtest.compare.samples import TTFTS, changed, cut, made_runs, report_of
+from tests.loadtest.statistics.samples import turn
 
 RUNS = made_runs()
 
@@ -87,7 +85,7 @@ def test_a_dead_target_is_said_on_top_and_common_turns_are_compared() -> None:
     assert "compared over the 112 turns that succeeded in both; 32 others are not" in " ".join(
         text.split()
     )
-    assert "Not complete." in render(make_page(report, runs))
+    assert "Not complete." in render(make_page(report))
 
 
 def test_a_comparison_without_turns_in_common_says_so() -> None:
@@ -97,7 +95,7 @@ def test_a_comparison_without_turns_in_common_says_so() -> None:
 
     assert report.comparisons == ()
     assert "Nothing can be compared" in printed(report)
-    assert "nothing to compare" in render(make_page(report, runs))
+    assert "nothing to compare" in render(make_page(report))
 
 
 def test_terminal_shows_arms_differences_and_checks() -> None:
@@ -120,35 +118,50 @@ def test_figures_are_held_against_the_limit() -> None:
     assert "variant over the limit" not in printed(whole())
 
 
-def test_page_is_self_contained_and_has_all_pictures() -> None:
-    """Two pictures, every check, every comparison."""
-    html = render(make_page(whole(), RUNS))
+def test_page_is_self_contained_and_has_every_check() -> None:
+    html = render(make_page(whole()))
 
-    assert html.count("<figure>") == 2
-    assert all(s.startswith("data:") for s in re.findall(r'(?:src|href)="([^"]*)"', html))
+    assert "src=" not in html
+    assert "href=" not in html
     for check in whole().checks:
         assert f"<td>{check.name}</td>" in html
     assert '<td class="bad">more</td>' in html
 
 
-def test_page_without_matplotlib_says_how_to_get_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything else is there."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+def test_prompt_tokens_are_split_by_engine_and_router() -> None:
+    """Cached tokens are the engine's word, tiers the router's; the rest is not guessed."""
+    turns = [
+        turn("a", prompt=1000, cached=800, predicted=Predicted(gpu=500, cpu=100, pool=150)),
+        turn("b", prompt=1000, cached=300, predicted=Predicted(gpu=500)),  # predicted too much
+        turn("c", prompt=1000, cached=400),
+        turn("d", cached=None),
+        turn("e", error="timeout"),
+    ]
 
-    html = render(make_page(whole(), RUNS))
+    found = origin(turns)
 
-    assert install_hint("plots") in unescape(html)
-    assert "<figure>" not in html
+    assert found == Origin(num_turns=3, gpu=800, cpu=100, pool=150, unknown=450, computed=1500)
+    assert found.total == 3000
+
+
+def test_the_busiest_replica_is_held_against_the_mean() -> None:
+    """By computed tokens, or by requests where engines do not report them."""
+    turns = [turn("a", cached=0, replica="r1"), turn("b", cached=500, replica="r2")]
+    silent = [turn(f"s{i}", cached=None, replica="r1" if i else "r2") for i in range(4)]
+
+    assert imbalance(turns) == pytest.approx(1000 / 750)
+    assert imbalance(silent) == 1.5
+    assert imbalance([]) == 1.0
 
 
 def test_other_routers_that_report_nothing_are_listed() -> None:
-    """No replica, no cached tokens, no prediction: said, not drawn."""
+    """No replica, no cached tokens, no prediction."""
     silent = changed(RUNS, replica=None, num_cached_tokens=None)
 
     report = report_of(silent)
-    html = render(make_page(report, silent))
+    html = render(make_page(report))
 
     assert report.arms[0].imbalance is None
     assert hit_ratio(report.arms[0]) is None
     assert "computed tokens" not in {c.measure for c in report.comparisons}
-    assert "No engine reported how many tokens were cached" in html
+    assert "computed tokens" not in html
