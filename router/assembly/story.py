@@ -173,6 +173,7 @@ def _queue(parts: Parts, place: Place, rules: QueueRules) -> WaitingRoom:
         fleet=parts.fleet,
         place=place,
         metrics=parts.metrics,
+        keeps_alive=config.forward.early_stream_s is None,
         rules=rules,
         elsewhere=parts.cluster.queues,
     )

@@ -230,11 +230,12 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = 120.0
     early_stream_s: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Annotated[float, Meta(ge=0)] | None,
         Meta(
             description="seconds of silence after which a stream starts with status 200 and "
-            "keep-alive comments, for proxies that drop silent connections "
-            "(docs/operate/failures.md). Default: a stream starts with its first token"
+            "keep-alives, for proxies that drop silent connections "
+            "(docs/operate/failures.md). 0: never. Default: 15 for a stream that waits in the "
+            "queue; others start with their first token"
         ),
     ] = None
     max_tries: Annotated[

@@ -22,6 +22,7 @@ from router.http.access import page_headers
 
 _LAST_WORD_S: Final = 0.5
 _COMMENT: Final = b": no token yet\n\n"
+_PING: Final = b'event: ping\ndata: {"type": "ping"}\n\n'  # of Messages: its clients expect it
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _AT_ONCE_BYTES: Final = 32 * 1024  # for which an empty write buffer has room
 _BEHIND_BYTES: Final = 64 * 1024  # waiting for a client: as much as a transport takes by default
@@ -157,11 +158,12 @@ class Exchange:
         await self.request.writer.drain()
 
     async def keep_alive(self, every_s: float) -> None:
-        """Write a comment to a stream's client after each silence of `every_s`; runs on.
+        """Write a keep-alive to a stream's client after each silence of `every_s`; runs on.
 
-        With a comment before the first token the answer begins: what goes wrong from there on
-        comes as an event. Inside an answer comments stand between events.
+        With one before the first token the answer begins: what goes wrong from there on comes as
+        an event. Inside an answer they stand between events.
         """
+        keep_alive = _PING if self.request.path.startswith("/v1/messages") else _COMMENT
         self._written_s = time.monotonic()
         with suppress(ConnectionError):  # the writer of the answer detects it
             while True:
@@ -178,18 +180,18 @@ class Exchange:
                     await self.start(200, CIMultiDict(headers))
                     self._is_early = True
                 if self._is_early or self._is_between_events():
-                    self.put(_COMMENT)
+                    self.put(keep_alive)
                 else:
                     await asyncio.sleep(every_s)
 
     def _is_between_events(self) -> bool:
-        """Return whether a comment may be written into a stream now."""
+        """Return whether a keep-alive may be written into a stream now."""
         is_plain = self.response is not None and "Content-Encoding" not in self.response.headers
         return is_plain and self.is_stream and self._last.endswith(_EVENT_ENDS)
 
     @property
     def is_early(self) -> bool:
-        """Whether a stream has begun and its client has read nothing but comments."""
+        """Whether a stream has begun and its client has read nothing but keep-alives."""
         return self._is_early
 
     @property

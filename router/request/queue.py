@@ -49,6 +49,10 @@ LOOK_S: Final = 0.05
 _PACE_S: Final = (30.0, 1e-3)  # at which requests leave: time constant, and least to judge by
 _MAX_RETRY_AFTER_S: Final = 60.0
 
+KEEPALIVE_S: Final = 15.0
+"""How often a waiting stream's client gets a keep-alive: usual proxies drop a connection that is
+silent for 60 to 100 s."""
+
 MAX_WAITING: Final = 10_000
 """Requests in the queue; others get 429."""
 
@@ -67,6 +71,7 @@ class WaitingRoom:
 
     Args:
         is_on: Whether prompts wait, unless their variant says otherwise.
+        keeps_alive: Whether clients of streams get keep-alives while they wait.
         rules: When a prompt may go, besides what the configuration says.
         elsewhere: The queues of other routers.
     """
@@ -79,6 +84,7 @@ class WaitingRoom:
         fleet: Fleet,
         place: Place,
         metrics: Metrics,
+        keeps_alive: bool = True,
         rules: QueueRules = DEFAULT_RULES,
         elsewhere: Elsewhere = ALONE,
     ) -> None:
@@ -86,6 +92,7 @@ class WaitingRoom:
         self._is_on = is_on
         self._place = place
         self._metrics = metrics
+        self._keeps_alive = keeps_alive
         self._rules = replace(
             rules, fill=config.fill, max_wait_s=config.max_wait_s, tbt_ms=config.tbt_ms
         )
@@ -132,6 +139,11 @@ class WaitingRoom:
         if prompt.owner is not None or not self.is_on(prompt.read, prompt.variant):
             return False
         return tries.wait.released is None and not tries.records
+
+    def keepalive_s(self, prompt: Prompt, tries: Tries) -> float | None:
+        """Return how often a request's client gets a keep-alive once it waits. None: never."""
+        is_kept = self._keeps_alive and prompt.read.streams and self.takes(prompt, tries)
+        return KEEPALIVE_S if is_kept else None
 
     def service(
         self, read: Read, variant: Variant | None
@@ -189,6 +201,8 @@ class WaitingRoom:
                 self._expect(waiting, now_s)
             if self._next is None:  # else it comes at once
                 self.release()
+            if tries.on_wait is not None and not seat.placed.done():
+                tries.on_wait()
             placement = await seat.placed
         except asyncio.CancelledError:
             self._left(waiting, on_left)

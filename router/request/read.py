@@ -55,8 +55,8 @@ class Reader:
     Args:
         session_headers: Headers that may name a session.
         aliases: Other names of served models; None: there are none.
-        early_stream_s: How often a stream's client gets a comment before the first token, unless
-            it asks for another time. None: never.
+        early_stream_s: How often a stream's client gets a keep-alive before the first token, unless
+            it asks for another time. None or 0: never.
     """
 
     __slots__ = (
@@ -157,7 +157,7 @@ class Reader:
         if streams and not inbound.api.counts:
             keepalive_s = keepalive_s_of(inbound.headers)
             if keepalive_s is None and inbound.api in APIS.values():
-                keepalive_s = self._early_stream_s
+                keepalive_s = self._early_stream_s or None
         is_response = inbound.path.startswith(CREATE)
         return Read(
             inbound=inbound,

@@ -19,7 +19,7 @@ class Reply(Protocol):
         """Begin an answer of unknown length."""
 
     async def keep_alive(self, every_s: float) -> None:
-        """Write a comment to a stream's client after each silence of so long; runs on."""
+        """Write a keep-alive to a stream's client after each silence of so long; runs on."""
 
     async def write(self, chunk: bytes) -> None:
         """Send the next piece, at once; wait for a client that is behind."""

@@ -12,7 +12,7 @@ All are frozen but `Placement`, which ends once, and `Tries`, which grows with e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -97,7 +97,8 @@ class Read(Struct, frozen=True, kw_only=True):
     num_prompts: Several if it is a batch of completions.
     outline: Set if the body was not read whole.
     kind: What decides its prompt besides the messages. None: engines get no token ids for it.
-    keepalive_s: How often its client gets a comment before the first token. None: never.
+    keepalive_s: How often its client gets a keep-alive before the first token, also if it does not
+        wait in the queue. None: never.
     response_id: An earlier response that the request is about, or goes on from.
     is_kept: Its engine may keep the response, so others may ask for it.
     whose: The session that it is a turn of.
@@ -285,6 +286,7 @@ class Tries(Struct, kw_only=True):
     helped: Where its prompt was computed; None: prompts are not computed apart.
     failed_helper: The replica that failed to compute it, if another one may be asked.
     wait: What the queue did with it; a retry does not wait again.
+    on_wait: Called when it begins to wait in the queue. None: nobody needs to know.
     """
 
     records: list[Try] = []
@@ -297,3 +299,4 @@ class Tries(Struct, kw_only=True):
     helped: PrefillRecord | None = None
     failed_helper: str | None = None
     wait: Wait = NO_WAIT
+    on_wait: Callable[[], None] | None = None

@@ -107,18 +107,29 @@ class Story:
                 return
         prompt = await self._until_left(read, steps.prompts.of(read))
         del read  # its content is large, and an answer takes minutes
-        if prompt.read.keepalive_s is None:
+        keepalive_s = prompt.read.keepalive_s or steps.queue.keepalive_s(prompt, tries)
+        if keepalive_s is None:
             await self._answer(prompt, tries, reply)
             return
         error: Exception | None = None
+        tasks: list[asyncio.Task[None]] = []
         async with asyncio.TaskGroup() as tg:
-            comments = tg.create_task(reply.keep_alive(prompt.read.keepalive_s), name="comments")
+
+            def keep_alive() -> None:
+                if not tasks:
+                    tasks.append(tg.create_task(reply.keep_alive(keepalive_s), name="keep-alives"))
+
+            if prompt.read.keepalive_s is None:
+                tries.on_wait = keep_alive
+            else:
+                keep_alive()
             try:
                 await self._answer(prompt, tries, reply)
-            except (RouterError, ConnectionError) as exc:
+            except Exception as exc:  # a group would wrap it
                 error = exc
             finally:
-                comments.cancel()
+                for task in tasks:
+                    task.cancel()
         if error is not None:
             raise error
 

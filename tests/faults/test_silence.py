@@ -16,6 +16,7 @@ from aiohttp import web
 from loadtest.engine_model.time_model import TimeModel
 from tests.faults.fake_engine import FakeEngine, Handler
 from tests.faults.stage import (
+    ONE_AT_A_TIME,
     SLOW,
     STUCK,
     Engines,
@@ -37,6 +38,7 @@ CHAT, COMPLETIONS, MESSAGES, RESPONSES = (
 )
 COMMENT = b": keep-alive\n\n"  # vLLM 0.32 entrypoints/serve/utils/sse_keep_alive.py
 OURS = b": no token yet\n\n"
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
 LAST = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
@@ -604,9 +606,10 @@ async def test_an_error_after_an_early_start_is_an_event(path: str) -> None:
 
     async with playing(dies, forward__early_stream_s=0.1) as (_, stage):
         reply = await stage.ask(BODIES[path] | {"stream": True}, path)
-        last = reply.body.replace(OURS, b"").strip().splitlines()
+        last = reply.body.replace(OURS, b"").replace(PING, b"").strip().splitlines()
 
         assert reply.status == 200
+        assert reply.body.startswith(PING if path == MESSAGES else OURS)
         assert orjson.loads(last[-1].removeprefix(b"data: "))["error"]["message"]
         assert (last[0] == b"event: error") == (path in (MESSAGES, RESPONSES))
 
@@ -641,3 +644,61 @@ async def test_a_stream_that_waits_in_the_queue_begins_early() -> None:
 
         assert all(reply.body.startswith(OURS) for reply in replies)
         assert all(reply.events[-1] == "[DONE]" for reply in replies)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, RESPONSES])
+async def test_only_a_stream_that_waits_begins_early_by_default(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A silent engine's stream that did not wait begins with its first token, with all headers."""
+    monkeypatch.setattr("router.request.queue.KEEPALIVE_S", 0.1)
+    begin, arrived = asyncio.Event(), asyncio.Event()
+
+    async def play(write: Write) -> None:
+        arrived.set()
+        await begin.wait()
+        await answers(write)
+
+    body = BODIES[path] | {"stream": True}
+    async with (
+        playing(play, queue__mode="on", queue_rules=ONE_AT_A_TIME) as (engine, stage),
+        asyncio.TaskGroup() as tg,
+    ):
+        first = tg.create_task(stage.ask(body, path))
+        await arrived.wait()
+        whole = tg.create_task(stage.ask(BODIES[path], path))
+        async with stage.asking(body, path) as waiting:
+            keep_alive = PING if path == MESSAGES else OURS
+            assert await waiting.content.readexactly(2 * len(keep_alive)) == 2 * keep_alive
+            assert len(engine.received) == 1
+            begin.set()
+            rest = await waiting.content.read()
+
+        assert (await whole).status == 200
+        assert (await whole).headers["x-warmroute-replica"] == "r1"
+        assert (await first).headers["x-warmroute-replica"] == "r1"
+        for silent in (await first, await whole):
+            assert keep_alive not in silent.body
+        assert rest.replace(keep_alive, b"") == (await first).body
+        assert waiting.status == 200
+        named = {name for name in waiting.headers if name.startswith("x-warmroute-")}
+        assert named == {"x-warmroute-request-id"}
+
+
+async def test_streams_that_wait_begin_late_if_that_is_switched_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`forward.early_stream_s: 0`."""
+    monkeypatch.setattr("router.request.queue.KEEPALIVE_S", 0.05)
+    off: Any = {"queue_rules": ONE_AT_A_TIME, "forward__early_stream_s": 0}
+    async with (
+        Engines(1, time_model=SLOW) as (engine,),
+        on_stage(engine, queue__mode="on", **off) as stage,
+        asyncio.TaskGroup() as tg,
+    ):
+        arm(engine, "slow", factor=20.0)
+        bodies = [streamed(chat(words(n))) for n in range(3)]
+        replies = [await task for task in [tg.create_task(stage.ask(b)) for b in bodies]]
+
+        assert any(float(reply.headers["x-warmroute-waited-ms"]) > 100 for reply in replies)
+        assert all(OURS not in reply.body for reply in replies)

@@ -572,6 +572,33 @@ async def test_a_deadline_that_cannot_be_met_is_refused_early(tmp_path: Path) ->
     assert 0 < kept.expected_ttft_ms < 600_000
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_a_deadline_is_kept_after_keep_alives_began(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal is an error event in the API's own shape, and no request follows it."""
+    monkeypatch.setattr("router.request.queue.KEEPALIVE_S", 0.1)
+    gate = Gate()
+    async with one_computing(gate) as (stage, asking):
+        late = await asking.ask("b", path=path, with_headers={DEADLINE_HEADER: "700"})
+        gate.end("a")
+
+        assert late.status == 200
+        error = refusal_in(late, path)
+        assert error["type"] == ("rate_limit_error" if path == "/v1/messages" else "RateLimitError")
+        assert gate.arrived == ["a"]
+        assert stage.metric("warmroute_refused_total", code="deadline_unmet") == 1
+
+
+def refusal_in(late: Reply, path: str) -> Any:
+    """Return the error at the end of a stream that began with keep-alives."""
+    is_messages = path == "/v1/messages"
+    assert late.body.startswith(b"event: ping\n" if is_messages else b": no token yet\n\n")
+    *_, name, data = late.body.strip().splitlines()
+    assert (name == b"event: error") == is_messages
+    return orjson.loads(data.removeprefix(b"data: "))["error"]
+
+
 @asynccontextmanager
 async def decoding(**settings: Any) -> AsyncIterator[tuple[Stage, Emulator, asyncio.Task[Reply]]]:
     """Run a router before an engine that decodes 5 ms a token, until its metrics have shown that.
@@ -630,6 +657,20 @@ async def test_an_answer_that_stays_slow_is_refused() -> None:
         refused_total = "warmroute_queue_refused_total"
         assert stage.metric(refused_total, reason="tbt", **{"class": "interactive"}) == 1
         assert stage.metric("warmroute_waiting_requests") == 0
+
+
+async def test_an_answer_that_stays_slow_is_refused_after_keep_alives_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The refusal is an error event."""
+    monkeypatch.setattr("router.request.queue.KEEPALIVE_S", 0.1)
+    body = streamed(chat(words(9), max_tokens=5))
+    async with decoding(queue__tbt_ms=0.5, queue__max_wait_s=0.5) as (stage, _, _long):
+        refused = await stage.ask(body)
+
+        assert refused.status == 200
+        assert refusal_in(refused, "/v1/chat/completions")["code"] == 429
+        assert stage.metric("warmroute_refused_total", code="tbt_unmet") == 1
 
 
 async def test_those_who_wait_for_a_replica_that_dies_go_elsewhere() -> None:
