@@ -1,7 +1,7 @@
 """OpenAI's requests as the router sees them: a read-only view of what decides the prompt.
 
-The body goes to the engine byte for byte; this view only serves to compute the tokens that the
-engine makes of it. The engine checks the fields that the router does not read. Messages, tools and
+The engine gets the client's own bytes; this view only serves to compute the tokens that it makes
+of them. The engine checks the fields that the router does not read. Messages, tools and
 template arguments stay plain JSON values, because a chat template can distinguish an absent key
 from a null one.
 

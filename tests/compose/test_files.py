@@ -37,7 +37,7 @@ def test_every_variable_is_explained_and_used() -> None:
     known = dotenv()
     used: dict[str, set[str]] = {}
     for file in ALL:
-        for name, default in re.findall(r"\$\{(\w+)(?::-([^}]*))?\}", file.read_text()):
+        for name, default in re.findall(r"\$\{(\w+)(?::?-([^}]*))?\}", file.read_text()):
             used.setdefault(name, set()).add(default)
 
     assert used.keys() == known.keys()
