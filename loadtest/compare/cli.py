@@ -41,7 +41,7 @@ class Refused(click.ClickException):
 @click.option(
     "--baseline", metavar="LABEL", help="What the others are held against.  [default: the first]"
 )
-@click.option("--slo-ttft", type=_POSITIVE, metavar="S", help="For goodput: first token within.")
+@click.option("--slo-ttft", type=_POSITIVE, metavar="S", help="TTFT limit for goodput, in seconds.")
 @click.option(
     "--slo-tbt",
     type=_POSITIVE,

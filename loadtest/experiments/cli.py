@@ -71,7 +71,7 @@ class _Share(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
     type=_Share(),
     default="0.05",
     show_default=True,
-    help="How seldom a verdict may ever be wrong, however often one looks.",
+    help="Chance of a wrong verdict, with any number of looks.",
 )
 @click.option("--skip-bad", is_flag=True, help="Leave out and count lines that are no records.")
 @json_options

@@ -97,7 +97,7 @@ _OPTIONS: Final = (
     click.option(
         "--scale-tokens",
         type=_POSITIVE,
-        help="Factor for all lengths of agents and chats; 0.1: a tenth.",
+        help="Scales all token counts of agents and chats; 0.1 is a tenth.",
     ),
     click.option(
         "--rate",
