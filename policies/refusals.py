@@ -48,7 +48,12 @@ def in_words(text: str, value: Any = UNKNOWN, choices: tuple[str, ...] = ()) -> 
         is_fraction = isinstance(value, float) or found[2] == "float"
         names = {"int": "a whole number"} if is_fraction and "float" not in kinds else {}
         wanted = dict.fromkeys((_KINDS | names).get(kind, kind) for kind in kinds)
-        instead = _not(value) or ("" if is_fraction else f", not {_KINDS.get(found[2], found[2])}")
+        instead = _as_list(value) if wanted == {"a list": None} else ""
+        instead = (
+            instead
+            or _not(value)
+            or ("" if is_fraction else f", not {_KINDS.get(found[2], found[2])}")
+        )
         return f"must be {_either(tuple(wanted))}{instead}"
     if found := _RANGE.match(text):
         return f"must be {_MORE[found[1]]} {float(found[2]):.12g}{_not(value)}"
@@ -62,6 +67,12 @@ def in_words(text: str, value: Any = UNKNOWN, choices: tuple[str, ...] = ()) -> 
     if found := _MISSING.match(text):
         return f"{found[1]} is missing"
     return text
+
+
+def _as_list(value: Any) -> str:
+    """Write a text as the list that was meant; "" if it is none, or must not be shown."""
+    shown = _not(value)
+    return f"{shown}; write [{value}]" if isinstance(value, str) and shown else ""
 
 
 def _not(value: Any) -> str:

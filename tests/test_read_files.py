@@ -62,7 +62,7 @@ async def test_a_new_admin_token_is_asked_for(tmp_path: Path) -> None:
         assert (await status("old"), await status("new")) == (401, 200)
 
         file.write_text("")
-        await read_again(stage, "the file is empty")
+        await read_again(stage, "token is empty")
         assert await status("new") == 200
 
 

@@ -78,12 +78,18 @@ async def look(
         ) from exc
     except (aiohttp.ClientError, OSError) as exc:
         raise TargetError(
-            f"nothing answers at {url} ({type(exc).__name__}: {exc}); is it running, and is the "
-            "port the right one?"
+            f"nothing answers at {url} ({_why(exc)}); is it running, and is the port the right one?"
         ) from exc
     if status != 200:
         raise TargetError(_refused(asked, status, body, has_key=has_key))
     return _choose(url, _cards(asked, body), model)
+
+
+def _why(exc: Exception) -> str:
+    inner = getattr(exc, "os_error", exc)
+    if isinstance(inner, ConnectionRefusedError):
+        return "it refused the connection"
+    return f"{type(exc).__name__}: {exc}"
 
 
 def _refused(asked: str, status: int, body: bytes, *, has_key: bool) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any, Final, Literal
 from urllib.parse import parse_qsl
 
@@ -167,12 +168,13 @@ class Routes:
         )
 
     def _meant(self, method: str, path: str) -> str | None:
-        """Find the route that a client with a wrong base URL means: /v1 twice, or left out."""
+        """Find the route that is meant: /v1 twice, or left out, or a word mistyped."""
         end = re.sub(r"^/+(?:v1/+)*|/+$", "", path)
         for meant in (f"/v1/{end}", f"/{end}"):
             if meant != path and method in (self._methods.get(meant) or ()):
                 return meant
-        return None
+        known = [each for each, methods in self._methods.items() if method in (methods or ())]
+        return next(iter(get_close_matches(f"/v1/{end}", known, n=1, cutoff=0.85)), None)
 
     def _is_below_a_prefix(self, method: str, path: str) -> bool:
         for prefix, wanted in self._prefixes:

@@ -187,8 +187,14 @@ def admin_options(command: Any) -> Any:
         show_default=True,
         metavar="URL",
         envvar=ADMIN_URL,
+        callback=_with_scheme,
         help=f"Admin URL of the router; or set {ADMIN_URL}.",
     )(decorated)
+
+
+def _with_scheme(_: click.Context, __: click.Parameter, url: str) -> str:
+    """Take an address without a scheme as http."""
+    return url if "://" in url else f"http://{url}"
 
 
 def _existing(ctx: click.Context, param: click.Parameter, file: Path | None) -> Path | None:

@@ -85,7 +85,11 @@ def add_replica(url: str, admin: Admin, **options: Any) -> None:
     order = {"url": url, **options}
     given = {key: value for key, value in order.items() if value}
     fields = admin.ask("POST", "replicas", given)
-    click.echo(json.dumps(fields) if admin.as_json else f"{fields['name']}: {fields['url']}")
+    is_new = "added; `warmroute replicas` shows whether it answers"
+    state = is_new if fields["is_new"] else "is there already"
+    click.echo(
+        json.dumps(fields) if admin.as_json else f"{fields['name']}: {fields['url']} {state}"
+    )
 
 
 @replicas.command("drain")

@@ -130,9 +130,12 @@ def options(words: tuple[str, ...]) -> None:
     shown = [option for option in every if _has(_names(option), words)]
     shown = shown or [option for option in every if _has(option.description, words)]
     if not shown:
+        parts = {part for option in every for part in option.key.split(".")}
+        near = [each for word in words for each in difflib.get_close_matches(word, parts, n=1)]
         raise click.ClickException(
             f"no option has {' and '.join(map(repr, words))} in its name or description; "
-            "`warmroute options` lists all"
+            + (f"did you mean {' '.join(near)}? " if near else "")
+            + "`warmroute options` lists all"
         )
     for option in shown:
         click.echo(option.key)

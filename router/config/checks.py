@@ -109,6 +109,13 @@ def _check_shared(config: Config) -> None:
         )
 
 
+def _check_ports(config: Config) -> None:
+    listen, admin = config.listen, config.admin
+    if listen.port and (listen.host, listen.port) == (admin.host, admin.port):
+        key = "admin.port"
+        raise ConfigError(f"{key}: {admin.port} is listen.port, too; set another one", param=key)
+
+
 def _check_routes(patterns: Sequence[str]) -> None:
     for i, pattern in enumerate(patterns):
         if wrong := check_pattern(pattern):
@@ -326,6 +333,7 @@ _CHECKS: Final[Sequence[tuple[Sequence[str], Callable[[Config], None]]]] = (
     ),
     (("admin",), lambda c: _check_admin(c.admin)),
     (("listen", "redis"), _check_shared),
+    (("listen", "admin"), _check_ports),
     (("forward",), lambda c: _check_routes(c.forward.routes)),
     (("admin",), lambda c: _check_hosts(c.admin.replica_hosts, "admin.replica_hosts")),
     (("discovery",), lambda c: check_discovery(c.discovery)),

@@ -19,7 +19,7 @@ def read_secret(file: Path | None, key: str) -> str | None:
         secret = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
-        raise ConfigError(f"{key}: {reason}", param=key) from exc
+        raise ConfigError(f"{key}: {file}: {reason}", param=key) from exc
     if not secret:
-        raise ConfigError(f"{key}: the file is empty", param=key)
+        raise ConfigError(f"{key}: {file} is empty", param=key)
     return secret

@@ -156,12 +156,20 @@ def _load_pair(context: ssl.SSLContext, cert: Path | None, key: Path | None, pre
         if exc.reason == "KEY_VALUES_MISMATCH":
             why = f"is not the key of {prefix}_cert"
         else:
-            why = "no certificate with a key that is not encrypted can be read"
+            why = _why_no_pair(cert, key)
         name = f"{prefix}_{'key' if exc.reason == 'KEY_VALUES_MISMATCH' else 'cert'}"
         raise ConfigError(f"{name}: {why}", param=name) from exc
     except _Encrypted as exc:
         name = f"{prefix}_key" if key is not None else f"{prefix}_cert"
         raise ConfigError(f"{name}: the key is encrypted", param=name) from exc
+
+
+def _why_no_pair(cert: Path, key: Path | None) -> str:
+    if b"-----BEGIN CERTIFICATE-----" not in cert.read_bytes():
+        return f"{cert} has no PEM certificate"
+    if key is None:
+        return f"{cert} has no PEM key that can be read; the key file can be named apart"
+    return f"no certificate and key in PEM can be read from {cert} and {key}"
 
 
 def _load_ca(context: ssl.SSLContext, file: Path, name: str) -> None:

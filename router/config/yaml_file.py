@@ -66,6 +66,9 @@ def parse(data: bytes) -> Any:
         mark = exc.problem_mark
         last = data.rstrip().count(b"\n")  # the end of the file is a line of its own
         where = f"line {min(mark.line, last) + 1}: " if mark is not None else ""
+        lines = data.split(b"\n")
+        if mark is not None and mark.line < len(lines) and lines[mark.line].startswith(b"\t"):
+            raise ConfigError(f"{where}begins with a tab; YAML takes spaces only") from None
         raise ConfigError(f"{where}not YAML: {_unquoted(exc.problem or '')}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as exc:  # no UTF-8, or no such date
         raise ConfigError(f"not YAML ({type(exc).__name__})") from None

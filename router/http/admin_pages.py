@@ -75,7 +75,7 @@ class ReplicaPages:
         wanted = await read_body(request, ReplicaConfig, '{"url": "http://HOST:PORT"}')
         with as_bad_request():
             entry, is_new = self._watches.add(wanted)
-        added = {"name": entry.name, "url": entry.replica.url}
+        added = {"name": entry.name, "url": entry.replica.url, "is_new": is_new}
         return json_answer(added, status=201 if is_new else 200)
 
     async def _drain(self, request: web.Request) -> web.Response:

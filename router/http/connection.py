@@ -7,6 +7,7 @@ and never quoted: neither to the client nor in the log.
 from __future__ import annotations
 
 import asyncio
+import re
 import select
 import socket
 import struct
@@ -185,4 +186,7 @@ def _refusal(exc: BaseException | None, header_bytes: int) -> RouterError:
         return HeadersTooLarge(f"the request line or a header is longer than {header_bytes} bytes")
     if isinstance(exc, BadHttpMessage) and exc.message.startswith("Too many headers"):
         return HeadersTooLarge("the request has too many headers")
+    if isinstance(exc, BadHttpMessage):
+        if twice := re.match(r"Duplicate '([\w-]+)' header", exc.message):
+            return BadRequest(f"the request has two {twice[1]} headers")
     return BadRequest("the request is not HTTP/1.1")

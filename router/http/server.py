@@ -107,6 +107,8 @@ class Listener:
             why = why_not(host, exc)
             if exc.errno == errno.EADDRINUSE and self.name == "admin":
                 why += "; each router needs an admin port of its own (--admin-port PORT)"
+            elif exc.errno == errno.EADDRINUSE:
+                why += "; `warmroute check` says whether a router has it (--port PORT: another)"
             raise ConfigError(cannot_listen(host, port, why)) from exc
         scheme = "https" if self._tls is not None else "http"
         return f"{scheme}://{own_url_host(host)}:{self._port}"

@@ -49,8 +49,9 @@ def unknown_model(model: str, served: Sequence[str], absent: str) -> RouterError
             f"No replica that has answered serves `{model}` "
             f"(served: {', '.join(served)}; not answered yet: {absent})."
         )
+    hint = "; `models.aliases` can map claude-*" if model.startswith("claude-") else ""
     return UnknownModel(
-        f"The model `{model}` does not exist (served: {', '.join(served)}).", param="model"
+        f"The model `{model}` does not exist (served: {', '.join(served)}{hint}).", param="model"
     )
 
 

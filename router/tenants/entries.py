@@ -8,7 +8,7 @@ from pathlib import Path
 
 from router.base.errors import ConfigError
 from router.tenants.client_keys import digest_of, new_key, written
-from router.tenants.file import parse, read
+from router.tenants.file import NAME, NAME_HAS, parse, read
 
 _HEAD = """\
 # Tenants of warmroute (docs/guides/tenants.md). Keep it secret: cache salts are derived from it.
@@ -23,9 +23,10 @@ def make(name: str) -> tuple[str, str]:
     Raises:
         ConfigError: the name is not allowed.
     """
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"a tenant's name has {NAME_HAS}", param="name")
     key = new_key()
     entry = f"  - name: {name}\n    keys:\n      - {written(digest_of(key))}\n"
-    parse((_HEAD.format(secret="s" * 32) + entry).encode())
     return key, entry
 
 

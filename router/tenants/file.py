@@ -32,7 +32,8 @@ MAX_TENANTS: Final = 1000
 _MAX_KEYS: Final = 16
 _MIN_SECRET_CHARS: Final = 32
 _MIN_SALT_CHARS: Final = 22  # 128 bits in base64
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+NAME_HAS: Final = "1 to 64 letters, digits, '.', '_' and '-'"
 
 OWN: Final = "own"
 SHARED: Final = "shared"
@@ -109,8 +110,8 @@ def _check(file: TenantsFile) -> None:
     salts: dict[str, str] = {}
     for i, tenant in enumerate(file.tenants):
         place = f"tenants[{i}]"
-        if not _NAME.fullmatch(tenant.name):
-            raise _wrong(f"{place}.name", "1 to 64 letters, digits, '.', '_' and '-'")
+        if not NAME.fullmatch(tenant.name):
+            raise _wrong(f"{place}.name", NAME_HAS)
         _once(names, tenant.name, f"{place}.name")
         if len(tenant.keys) > _MAX_KEYS:
             raise _wrong(f"{place}.keys", f"at most {_MAX_KEYS} keys")
@@ -130,7 +131,7 @@ def _check(file: TenantsFile) -> None:
 
 
 def _check_cache(tenant: TenantEntry, has_secret: bool, place: str) -> None:
-    if not _NAME.fullmatch(tenant.cache):
+    if not NAME.fullmatch(tenant.cache):
         raise _wrong(
             f"{place}.cache",
             f"{OWN}, {SHARED}, or the name of a group: 1 to 64 letters, digits, '.', '_', '-'",

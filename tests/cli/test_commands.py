@@ -51,6 +51,7 @@ PATIENT = ("--wait", "60", "--set", "health.timeout_s=60")
             "--policy-param: policy.params: 'alpha' is not NAME=VALUE",
         ),
         ((*REPLICA, "--port", "99999"), "listen.port: must be at most 65535, not 99999"),
+        ((*REPLICA, "--port", "18", "--admin-port", "18"), "admin.port: 18 is listen.port, too"),
         ((*REPLICA, "--share-port"), "listen.shared: needs redis.url (--redis)"),
         (
             (*REPLICA, "--set", "admin.replica_hosts=10.0.0.0/40"),
@@ -89,6 +90,8 @@ def test_a_wrong_setting_is_one_line_and_exit_2(args: tuple[str, ...], said: str
         ("replicas: [{url: 'http://h', events: ['h:1']}]", "'h:1' is not tcp://HOST:PORT"),
         ("replicas: [3]", "replicas[0]: must be a mapping, not 3"),
         ("replicas: 3", "replicas: must be a list, not 3"),
+        ("replicas: http://h:1", "replicas: must be a list, not 'http://h:1'; write [http://h:1]"),
+        ("log:\n\tlevel: info", "line 2: begins with a tab; YAML takes spaces only"),
         ("log: {decisions: 3}", "log.decisions: must be a file name"),
         ("listen: {port: [1]}", "listen.port: must be a number, not a list"),
         ("policy: {params: 3}", "policy.params: must be a mapping, not 3"),
@@ -234,13 +237,16 @@ def test_serve_takes_the_variables_of_other_commands() -> None:
     assert "no replica given" in result.stderr
 
 
-@pytest.mark.parametrize("admin", ["http://127.0.0.1:9", "foo", "http://h:x", "http://"])
+@pytest.mark.parametrize(
+    "admin", ["http://127.0.0.1:9", "127.0.0.1:9", "foo", "http://h:x", "http://"]
+)
 def test_a_command_without_a_router_says_so(admin: str) -> None:
-    """In one line."""
+    """In one line; an address without a scheme is taken as http."""
     result = run("why", "--admin", admin)
+    url = admin if "://" in admin else f"http://{admin}"
 
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"Error: {admin}: ")
+    assert result.stderr.startswith(f"Error: {url}: ")
     assert "is `warmroute serve` running" in result.stderr
 
 

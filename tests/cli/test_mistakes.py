@@ -116,11 +116,13 @@ def test_options_are_filtered_by_name_then_by_description() -> None:
     by_name = run("options", "LISTEN_port").stdout
     by_words = run("options", "PYTHONHASHSEED").stdout
     none = run("options", "xyzzy")
+    near = run("options", "quue")
 
     assert [line for line in by_name.splitlines() if line[0] != " "] == ["listen.port"]
     assert by_words
     assert len(by_words) < len(run("options").stdout) / 4
     assert (none.exit_code, "no option has 'xyzzy'" in none.stderr) == (1, True)
+    assert "did you mean queue?" in near.stderr
 
 
 def test_no_help_and_no_list_shows_pythons_own_words() -> None:

@@ -31,7 +31,7 @@ async def test_replicas_are_listed_added_drained_and_removed() -> None:
         leaving = await beside(stage, "replicas", "remove", "east")
         await stage.until(lambda: len(stage.router.registry.entries) == 1)
 
-    assert added.stdout == f"east: {second.url}\n"
+    assert added.stdout.startswith(f"east: {second.url} added; ")
     assert again["name"] == "east"
     assert drained.stdout == "east gets no new requests\n"
     assert back.stdout == "east gets requests again\n"

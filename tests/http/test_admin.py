@@ -167,4 +167,6 @@ async def test_adding_twice_is_no_error() -> None:
         second = await stage.admin("/admin/replicas", order)
 
         assert (first.status, second.status) == (201, 200)
-        assert first.json() == second.json() == {"name": "east", "url": order["url"]}
+        added = {"name": "east", "url": order["url"]}
+        assert first.json() == added | {"is_new": True}
+        assert second.json() == added | {"is_new": False}

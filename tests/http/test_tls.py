@@ -142,8 +142,11 @@ async def test_a_handshake_that_never_comes_is_cut(
         ({"tls_cert": "none.pem"}, "listen.tls_cert: No such file"),
         ({"tls_cert": "server.pem", "tls_key": "none"}, "listen.tls_key: No such file"),
         ({"tls_cert": "server.pem", "tls_key": "other.key"}, "listen.tls_key: is not the key of"),
-        ({"tls_cert": "server.pem"}, "listen.tls_cert: no certificate with a key"),
-        ({"tls_cert": "empty", "tls_key": "server.key"}, "listen.tls_cert: no certificate"),
+        ({"tls_cert": "server.pem"}, "listen.tls_cert: .*server.pem has no PEM key"),
+        (
+            {"tls_cert": "empty", "tls_key": "server.key"},
+            "listen.tls_cert: .*empty has no PEM certificate",
+        ),
         (
             {"tls_cert": "server.pem", "tls_key": "server.key", "tls_client_ca": "empty"},
             "listen.tls_client_ca: no certificates in it",

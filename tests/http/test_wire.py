@@ -321,6 +321,8 @@ async def test_a_wrong_base_url_is_answered_with_the_right_route() -> None:
             ("//v1/messages", "/v1/messages"),
             ("/v1/v1/messages/", "/v1/messages"),
             ("/v1/tokenize", "/tokenize"),
+            ("/v1/message", "/v1/messages"),
+            ("/v1/chat/completion", "/v1/chat/completions"),
         ):
             reply = await stage.ask(chat("a"), path)
 

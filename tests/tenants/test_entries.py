@@ -77,7 +77,7 @@ def test_the_command_shows_key_and_entry(tmp_path: Path) -> None:
     assert (again.exit_code, again.stdout) == (2, "")
     wrong = runner.invoke(main, ["tenant-key", "a b"])
     assert wrong.exit_code == 2
-    assert "1 to 64 letters" in wrong.stderr
+    assert "a tenant's name has 1 to 64 letters" in wrong.stderr
 
 
 def test_an_entry_is_for_the_file() -> None:
