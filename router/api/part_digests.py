@@ -41,6 +41,7 @@ class PartDigests(Struct, frozen=True, gc=False):
     tool_set: Of the tools, whatever their order.
     messages: Of the messages behind the system's.
     num_system: Messages of the system in front of them.
+    last_system: Index of the last message in `messages` that is the system's; -1: there is none.
     has_answers: It goes on a conversation that was answered before.
     """
 
@@ -49,6 +50,7 @@ class PartDigests(Struct, frozen=True, gc=False):
     system: int
     messages: array[int]
     num_system: int = 0
+    last_system: int = -1
     has_answers: bool = False
 
 
@@ -87,6 +89,7 @@ def parts_of(path: str, body: Mapping[str, Any], known: Sequence[int] = ()) -> P
         system=_joined(system),
         messages=array("Q", digests[num_system:]),
         num_system=num_system,
+        last_system=_last_system(items[num_system:]),
         has_answers=any(map(_is_answer, items[num_system : num_system + 8])),
     )
 
@@ -105,10 +108,21 @@ def digest_message(message: object) -> int:
 def _num_system(items: Sequence[object]) -> int:
     num_system = 0
     for item in items:
-        if type(item) is not dict or item.get("role") not in SYSTEM_ROLES:
+        if not _is_system(item):
             break
         num_system += 1
     return num_system
+
+
+def _last_system(items: Sequence[object]) -> int:
+    for index in range(len(items) - 1, -1, -1):
+        if _is_system(items[index]):
+            return index
+    return -1
+
+
+def _is_system(item: object) -> bool:
+    return type(item) is dict and item.get("role") in SYSTEM_ROLES
 
 
 def _is_answer(item: object) -> bool:

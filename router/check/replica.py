@@ -212,7 +212,7 @@ def _models(subject: Subject, seen: ReplicaSeen, facts: EngineFacts) -> Iterator
         num_adapters = sum(other.parent == model.id for other in facts.models)
         adapters = f", {num_adapters} adapters" if num_adapters else ""
         yield subject.ok("model", f"{model.id}{longest}{adapters}")
-        yield tokenizer.judge(subject, model)
+        yield from tokenizer.judge(subject, model)
     if seen.takes_tools is False:
         yield subject.warning(
             "tools",

@@ -57,6 +57,7 @@ class ModelSeen(Struct, frozen=True, kw_only=True):
     engine_only: str | None = None  # why it cannot be tokenized here; None: it can
     is_compared: bool = False  # its token ids of samples, with the engine's
     difference: Difference | None = None  # between them; None: there is none
+    joins_system: bool = False  # /v1/messages joins later system messages to the first
 
     @property
     def id(self) -> str:

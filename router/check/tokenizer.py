@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import suppress
 
 from msgspec.structs import replace
@@ -45,6 +46,9 @@ class Tokenizers:
                 prompter = await asyncio.shield(self._load(model, source, rules_of(version)))
                 seen = replace(seen, is_loaded=True, engine_only=prompter.engine_only)
                 if prompter.engine_only is None:
+                    with suppress(NeedsEngine):
+                        joins = prompter.renderer.wants_system_first()
+                        seen = replace(seen, joins_system=joins)
                     seen = await self._compare(seen, entry, prompter)
         return seen
 
@@ -79,8 +83,19 @@ class Tokenizers:
 # -- judge ---------------------------------------------------------------------------------------
 
 
-def judge(subject: Subject, seen: ModelSeen) -> Finding:
-    """Judge the tokenizer of one of a replica's models."""
+def judge(subject: Subject, seen: ModelSeen) -> Iterator[Finding]:
+    """Judge the tokenizer and the chat template of one of a replica's models."""
+    yield _tokenizer(subject, seen)
+    if seen.joins_system:
+        yield subject.note(
+            "system messages",
+            "the chat template takes them in front only: /v1/messages moves later ones there, so "
+            "the whole prompt is computed again after each",
+            'Claude Code: set "totalTokensReminder": "off" (docs/guides/agents.md#claude-code)',
+        )
+
+
+def _tokenizer(subject: Subject, seen: ModelSeen) -> Finding:
     directory = f"--tokens-models {seen.id}=DIRECTORY"
     if not seen.is_loaded:
         return subject.warning(

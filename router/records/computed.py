@@ -29,12 +29,15 @@ CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
 _Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 _Figure = Annotated[float, Meta(ge=-1e15, le=1e15)]
 
-Part = Literal["tools", "tool_order", "system", "message", "compacted", "template", "text"]
+Part = Literal[
+    "tools", "tool_order", "system", "later_system", "message", "compacted", "template", "text"
+]
 """Where a prompt changed.
 
     tools        a tool was added, removed or described otherwise
     tool_order   the same tools in another order
     system       the system prompt
+    later_system a system message was added, which the chat template joins to the first
     message      a message that an earlier request had, too
     compacted    the history was replaced by a shorter one
     template     the same messages, which the chat template writes otherwise (reasoning left out)

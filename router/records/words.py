@@ -44,6 +44,12 @@ _CHANGES: Final[dict[Part, tuple[str, str]]] = {
         "the system prompt changed",
         "Move what changes (a time, an id) into the last message.",
     ),
+    "later_system": (
+        "the client adds a system message to each turn, and the chat template moves it to the "
+        "front",
+        'Send system messages in front only. Claude Code: "totalTokensReminder": "off" in its '
+        "settings.",
+    ),
     "message": ("an earlier message changed", "Append to the history; do not edit it."),
     "compacted": (
         "the history was compacted",
@@ -80,6 +86,16 @@ def causes_in_words(computed: Computed) -> list[str]:
     """Describe each cause but `new` in one line, the largest first."""
     causes = sorted(computed.tokens.items(), key=lambda pair: -pair[1])
     return [_line(cause, num, computed) for cause, num in causes if cause != "new"]
+
+
+def change_in_words(part: Part) -> str:
+    """Describe a change of a part."""
+    return _CHANGES[part][0]
+
+
+def advice_on(part: Part) -> str:
+    """Return what can be done about changes of a part."""
+    return _CHANGES[part][1]
 
 
 def advice_for(cause: Cause, change: Change | None, move: Move | None = None) -> str:

@@ -58,6 +58,10 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
         "error", "tokenizer", "differ from token 2 on", "--default-chat-template-kwargs",
     ),
     (model(is_compared=False), "note", "tokenizer", "not compared", "sends no token ids"),
+    (
+        model(joins_system=True),
+        "note", "system messages", "in front only", "totalTokensReminder",
+    ),
     # -- its role and drafts
     (info(role="prefill"), "error", "role", "used as both", "role: prefill}"),
     (

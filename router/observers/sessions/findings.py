@@ -13,12 +13,12 @@ from msgspec import Struct
 from router.api.part_digests import SYSTEM_ROLES
 from router.base.bounded import Bounded
 from router.records.computed import Change, Part
-from router.records.words import LEAST_IN_ROW
+from router.records.words import LEAST_IN_ROW, advice_on, change_in_words
 
 logger = logging.getLogger(__name__)
 
 
-_EARLY: Final[tuple[Part, ...]] = ("tools", "tool_order", "system")
+_EARLY: Final[tuple[Part, ...]] = ("tools", "tool_order", "system", "later_system")
 _MAX_FINDINGS: Final = 100
 _MAX_BYTES: Final = 1 << 20  # of a body that is looked at once more: 3 ms
 _FIELDS: Final = ("system", "instructions", "messages", "input")
@@ -58,7 +58,7 @@ class SessionFinding(Struct, kw_only=True):
         """Return the finding in words for the agent's user, with what to do."""
         each = f"{self.num_again // max(1, self.num_turns):,} tokens are computed again each time"
         so_far = f", {self.num_again:,} so far" if self.num_turns > 1 else ""
-        return f"{self.what}: {each}{so_far}. {_ADVICE[self.part]}"
+        return f"{self.what}: {each}{so_far}. {advice_on(self.part)}"
 
 
 _WHAT: Final[dict[Hint, str]] = {
@@ -72,12 +72,8 @@ _TOOLS: Final = "the tools change in every turn"
 _CAUSES: Final[dict[tuple[Part, Hint], str]] = {
     **{("system", hint): text for hint, text in _WHAT.items()},
     **{("tools", hint): _TOOLS for hint in _WHAT},
+    **{("later_system", hint): change_in_words("later_system") for hint in _WHAT},
     **{("tool_order", hint): _WHAT["order"] for hint in _WHAT},
-}
-_ADVICE: Final[dict[Part, str]] = {
-    "system": "Move what changes into the last message.",
-    "tools": "Send the same tools in every request of a session.",
-    "tool_order": "Sort the tools by name before sending them.",
 }
 
 

@@ -166,7 +166,7 @@ def _difference(
         return "system", None, f"{now.system:016x}"
     first = num_equal(before, now)
     if first >= len(before.messages):
-        return "template", None, ""
+        return "later_system" if now.last_system >= first else "template", None, ""
     digest = f"{now.messages[first]:016x}" if first < len(now.messages) else ""
     if is_shorter and len(now.messages) < len(before.messages):
         return "compacted", first + now.num_system, digest

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from tests.faults.fake_engine import FakeEngine
+from tests.faults.models import model_dir
 from tests.faults.stage import SECRET, Engines, Stage, chat, holder, on_stage, streamed, words
 
 BLOCK = 16
+JOINS_SYSTEM = (
+    "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"
+    "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
 
 
 async def turns(stage: Stage, session: str = f"session-{SECRET}") -> list[dict[str, Any]]:
@@ -121,6 +127,31 @@ async def test_a_clock_in_the_system_prompt_is_named() -> None:
     assert "so far." in finding["text"]
     assert "again each time. Move" in log
     assert log.count("a prompt changes near its beginning in every turn") == 2  # text and JSON
+
+
+async def test_a_system_message_in_each_turn_is_named(tmp_path: Path) -> None:
+    """Claude Code's countdown, with a template that joins system messages in front."""
+    model = model_dir(tmp_path / "model", template=JOINS_SYSTEM)
+    messages: list[dict[str, Any]] = [{"role": "system", "content": words(7)}]
+    async with (
+        Engines(1, model_dir=Path(model)) as engines,
+        on_stage(*engines, tokens__models={"tiny": model}) as stage,
+    ):
+        for number in range(5):
+            messages += [
+                {"role": "user", "content": words(number)},
+                {"role": "system", "content": f"<total_tokens>{9 - number} left</total_tokens>"},
+            ]
+            await stage.ask({"model": "tiny", "max_tokens": 8, "messages": messages})
+            await stage.settled(*engines)
+            messages.append({"role": "assistant", "content": "yes"})
+        last = (await turns(stage))[-1]
+        (finding,) = (await stage.admin("/admin/findings")).json()["findings"]
+
+    assert last["computed"]["change"]["part"] == "later_system"
+    assert causes(last)["changed"] > 200
+    assert "adds a system message to each turn" in last["text"][0]
+    assert "totalTokensReminder" in finding["text"]
 
 
 async def test_an_edited_message_is_named() -> None:

@@ -42,8 +42,9 @@ class Client:
         tools: int = 4,
         key: int = SESSION,
         space: int = 5,
+        last_system: int = -1,
     ) -> Match:
-        parts = parts_of(*messages, system=system, tools=tools)
+        parts = parts_of(*messages, system=system, tools=tools, last_system=last_system)
         return self.ledger.match(
             key,
             PARENT,
@@ -62,9 +63,18 @@ class Client:
         tools: int = 4,
         key: int = SESSION,
         space: int = 5,
+        last_system: int = -1,
     ) -> Match:
         """Have a turn; return what was known before it."""
-        found = self.match(keys, *messages, system=system, tools=tools, key=key, space=space)
+        found = self.match(
+            keys,
+            *messages,
+            system=system,
+            tools=tools,
+            key=key,
+            space=space,
+            last_system=last_system,
+        )
         thread = Thread(
             space=space,
             contract=CONTRACT,
@@ -81,13 +91,14 @@ class Client:
         return found
 
 
-def parts_of(*messages: int, system: int = 3, tools: int = 4) -> PartDigests:
+def parts_of(*messages: int, system: int = 3, tools: int = 4, last_system: int = -1) -> PartDigests:
     return PartDigests(
         tools=tools,
         tool_set=tools // 10,
         system=system,
         messages=array("Q", messages),
         num_system=1,
+        last_system=last_system,
         has_answers=len(messages) > 1,
     )
 
@@ -122,6 +133,8 @@ def test_where_a_prompt_changed_is_named() -> None:
         ({"tools": 50}, "tools"),
         ({"tools": 5}, "tool_order"),
         ({"system": 9}, "system"),
+        ({"last_system": 2}, "later_system"),
+        ({"last_system": 1}, "template"),
         ({}, "template"),
     ):
         client = Client()

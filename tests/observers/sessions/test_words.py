@@ -92,5 +92,6 @@ def test_a_finding_says_what_each_turn_costs() -> None:
 
     assert finding.text == (
         "the system prompt contains a time of day and changes in every turn: 14,200 tokens are "
-        "computed again each time, 56,800 so far. Move what changes into the last message."
+        "computed again each time, 56,800 so far. Move what changes (a time, an id) into the last "
+        "message."
     )
