@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.records.computed import Cause, Change, Computed, Move, Part
+from router.records.computed import Cause, Computed, Part
 
 CAUSE_WORDS: Final[dict[Cause, str]] = {
     "new": "new in this turn",
@@ -63,6 +63,10 @@ _CHANGES: Final[dict[Part, tuple[str, str]]] = {
 }
 
 
+_END: Final = 0.1
+"""Share of a prompt that is its end: computing it again costs little."""
+_ONLY_THE_END: Final = "Nothing to do: only the end of the prompt changed."
+
 LEAST_IN_ROW: Final = 3
 """Turns in a row in which a part changes, before that is worth a word."""
 
@@ -98,9 +102,15 @@ def advice_on(part: Part) -> str:
     return _CHANGES[part][1]
 
 
-def advice_for(cause: Cause, change: Change | None, move: Move | None = None) -> str:
-    """Return what can be done about a cause; "": nothing."""
+def advice_for(cause: Cause, computed: Computed | None = None) -> str:
+    """Return what can be done about a cause, here in a turn; "": nothing."""
+    if computed is None:
+        return _ADVICE.get(cause, "")
+    change, move = computed.change, computed.move
     if cause == "changed" and change is not None:
+        num_changed = computed.tokens.get("changed", 0)
+        if num_changed <= _END * (change.offset + num_changed):
+            return _ONLY_THE_END
         return _CHANGES[change.part][1]
     if cause == "moved" and move is not None and move.has_left:
         return _LEFT
@@ -109,7 +119,7 @@ def advice_for(cause: Cause, change: Change | None, move: Move | None = None) ->
 
 def advice_in_words(computed: Computed) -> list[str]:
     """Return what can be done about the causes of a turn, each advice once."""
-    every = (advice_for(cause, computed.change, computed.move) for cause in computed.tokens)
+    every = (advice_for(cause, computed) for cause in computed.tokens)
     return list(dict.fromkeys(filter(None, every)))
 
 
@@ -145,7 +155,7 @@ def reasons(every: Iterable[Computed | None], signs: Mapping[Part, str]) -> list
                 num_tokens=num_tokens,
                 num_turns=num_turns,
                 text=f"{num_tokens:,} tokens in {turns}: {what}",
-                advice=advice_for(cause, last.change, last.move),
+                advice=advice_for(cause, last),
             )
         )
     return sorted(said, key=lambda reason: -reason.num_tokens)

@@ -16,7 +16,7 @@ NUM_STEPS: Final = 60
 
 COLUMNS: Final = ("cached", *CAUSES)
 
-_ADVICE: Final = {cause: advice_for(cause, None) for cause in CAUSES}
+_ADVICE: Final = {cause: advice_for(cause) for cause in CAUSES}
 
 
 class TrafficHistory:

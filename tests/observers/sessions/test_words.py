@@ -74,6 +74,17 @@ def test_a_sessions_causes_are_added_up() -> None:
     assert "last message" in said[0].advice
 
 
+@pytest.mark.parametrize("part", ["text", "message", "template"])
+def test_nothing_is_to_do_if_only_the_end_changed(part: Part) -> None:
+    """300 of 18,500 tokens; not if it is all from near the beginning on."""
+    change = Change(part=part, offset=18_200)
+    end = Computed(tokens={"changed": 300}, change=change)
+    all_of_it = Computed(tokens={"changed": 18_300}, change=Change(part=part, offset=200))
+
+    assert advice_in_words(end) == ["Nothing to do: only the end of the prompt changed."]
+    assert advice_in_words(all_of_it) != advice_in_words(end)
+
+
 def test_a_finding_says_what_changes_in_every_turn() -> None:
     """Only of sessions that change there in every turn."""
     clock = SessionFinding(tenant=None, part="system", hint="time", offset=16, session="0" * 16)
