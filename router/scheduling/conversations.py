@@ -38,7 +38,10 @@ _FIRST_SHARE: Final = 0.2
 """The share of conversations that go on, until some did or did not. With 0.5, bursts of single
 prompts at a fresh router waited 7 s for room while real engines stood idle."""
 
-_ASKED_S: Final = 60.0  # a turn that has come keeps its room for so long
+_ASKED_S: Final = 600.0
+"""A turn that has come keeps its room for so long, as it may wait for its engine: clients wait no
+longer. With 60 s, rooms of a full CPU tier were lost in the queue and computed again."""
+
 _ARRIVALS_S: Final = (30.0, 3.0)  # of their rate: time constant, and least time to judge by
 
 

@@ -101,6 +101,18 @@ def test_a_visit_leaves_no_room() -> None:
     assert found.home(1) is None
 
 
+def test_a_turn_that_waits_for_its_engine_keeps_its_room() -> None:
+    """As long as clients wait, however short the usual pause is."""
+    found = Conversations()
+    two_turns(found, 1, A, 1000)
+    found.asked(1, 1.0)
+
+    found.expire(590.0)
+    assert found.home(1) == A
+    found.expire(610.0)
+    assert found.home(1) is None
+
+
 def test_who_gives_up_its_room_keeps_its_ticket() -> None:
     found = Conversations()
     turn(found, 1, A, 1000, at_s=5.0)

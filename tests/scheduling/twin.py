@@ -79,7 +79,7 @@ class Twin:
                 one.goes_on = True
             one.is_open = True
         if one.room_until is not None and not one.leases:
-            one.room_until = now_s + 60.0
+            one.room_until = now_s + 600.0
 
     def begin(
         self,

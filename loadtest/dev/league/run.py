@@ -18,7 +18,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from loadtest.dev.league.cell import Cell
-from loadtest.dev.league.replicas import UNLIMITED as TIMES
 from loadtest.dev.league.replicas import Replicas
 from loadtest.dev.league.routers import SESSION_HEADER, Front, Router, in_front
 from loadtest.dev.league.spoken import Spoken
@@ -33,6 +32,7 @@ from router.scheduling.waiting import QueueRules
 
 _SILENCE_S: Final = 60.0 + QueueRules().max_wait_s  # a client has to wait for longer than that
 _LOOK_S: Final = 1.0
+_NEVER_EVICTS: Final = 100  # caches of a simulated replica that never evicts
 _POOL_SPEED: Final = 20.0  # of simulated replicas: over computing
 _EVENT_LAG_S: Final = 0.01
 
@@ -109,7 +109,7 @@ def simulated(router: Router, cell: Cell, seed: int) -> LeagueRun:
     tier = round(cell.tier * num_blocks)
     setup = Setup(
         num_replicas=cell.num_replicas,
-        num_blocks=num_blocks * (TIMES if router.is_unlimited else 1),
+        num_blocks=num_blocks * (_NEVER_EVICTS if router.is_unlimited else 1),
         engine=cell.preset,
         pool=PoolSetup(speed=_POOL_SPEED) if cell.has_pool else None,
         tier=TierSetup(num_blocks=tier) if tier else None,
