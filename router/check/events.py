@@ -137,6 +137,7 @@ async def _follow(
         status=stream.status(),
         num_batches=counters.num_batches,
         num_blocks=index.num_blocks(candidate),
+        num_unknown_tier=counters.num_unknown_medium,
         num_pooled=len(pooled),
     )
 
@@ -217,6 +218,13 @@ def _rank(subject: Subject, seen: ReplicaSeen, rank: RankSeen) -> Iterator[Findi
     yield subject.ok(f"events{suffix}", f"published at {rank.endpoint}")
     yield _replay(subject, f"replay{suffix}", rank)
     yield _state(subject, f"state{suffix}", rank)
+    if rank.num_unknown_tier:
+        yield subject.note(
+            f"tiers{suffix}",
+            f"{rank.num_unknown_tier:,} blocks are on a tier that is not followed (vLLM's disk or "
+            "object tier): hits there are not predicted",
+            "only the GPU's cache, the CPU tier and Mooncake pools are followed",
+        )
     if rank.status is not None:
         is_verified = rank.status.is_verified
         yield _contract(subject, f"hashes{suffix}", rank.status.contract, is_verified=is_verified)

@@ -34,6 +34,7 @@ class RankSeen(Struct, frozen=True, kw_only=True):
     status: StreamStatus | None = None  # None: it was not followed
     num_batches: int = 0  # of history
     num_blocks: int = 0  # in its cache, by these
+    num_unknown_tier: int = 0  # blocks that it stored on a tier which is not followed
     num_pooled: int = 0  # blocks that it reported as written to the pool
     foreign: str | None = None  # why its endpoint is another replica's; None: it is not
 

@@ -83,6 +83,10 @@ CASES: list[tuple[ReplicaSeen, Level, str, str, str]] = [
     ),
     (configured(eagle=True), "warning", "drafts", "engine does not use it", ""),
     (
+        replace(REPLICA, ranks=(replace(RANK, num_unknown_tier=1_200),)),
+        "note", "tiers", "1,200 blocks are on a tier that is not followed", "Mooncake pools",
+    ),
+    (
         replace(configured(eagle=True), ranks=(replace(RANK, status=status(lookahead=1)),)),
         "note", "drafts", "it drops no block: eagle has no effect", "remove eagle",
     ),
