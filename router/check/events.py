@@ -137,7 +137,7 @@ async def _follow(
         status=stream.status(),
         num_batches=counters.num_batches,
         num_blocks=index.num_blocks(candidate),
-        num_unknown_tier=counters.num_unknown_medium,
+        num_unknown_tier=counters.blocks.num_unknown_medium,
         num_pooled=len(pooled),
     )
 
