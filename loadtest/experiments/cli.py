@@ -160,10 +160,10 @@ def _ending_in_order(what: str) -> Iterator[None]:
         with Console(stderr=True).status(what):
             yield
     except (RecordsError, MissingExtra) as exc:
-        click.echo(f"warmroute: {exc}", err=True)
+        click.echo(f"Error: {exc}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
-        click.echo("warmroute: interrupted, nothing was written", err=True)
+        click.echo("Interrupted; nothing was written", err=True)
         sys.exit(130)
 
 

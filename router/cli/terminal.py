@@ -65,7 +65,7 @@ def grid(*left: str, right: tuple[str, ...] = (), last: str | None = None, gap: 
 
 def refuse(error: ConfigError | str) -> NoReturn:
     """Print what is wrong with the configuration, a line for each error; end with status 2."""
-    name = click.style("warmroute:", fg="red", bold=True)
+    name = click.style("Error:", fg="red", bold=True)
     for each in error.errors if isinstance(error, ConfigErrors) else (error,):
         message = each.message if isinstance(each, ConfigError) else each
         click.echo(f"{name} {message}", err=True)

@@ -76,7 +76,7 @@ def test_a_wrong_setting_is_one_line_and_exit_2(args: tuple[str, ...], said: str
     result = run("serve", *args)
 
     assert result.exit_code == 2
-    assert result.stderr.startswith("warmroute: ")
+    assert result.stderr.startswith("Error: ")
     assert result.stderr.count("\n") == 1
     assert said in result.stderr
     assert "pw" not in result.stderr
@@ -106,7 +106,7 @@ def test_a_wrong_file_is_one_line_and_exit_2(tmp_path: Path, text: str, said: st
     result = run("serve", "-c", str(file), *(() if "replicas" in text else REPLICA))
 
     assert result.exit_code == 2
-    assert result.stderr.startswith("warmroute: ")
+    assert result.stderr.startswith("Error: ")
     assert said in " ".join(result.stderr.split())
     assert "Traceback" not in result.output
 
@@ -280,7 +280,7 @@ async def test_a_port_in_use_is_one_line_and_exit_2(which: str) -> None:
     assert process.returncode == 2
     lines = [line for line in log.decode().splitlines() if "[transformers]" not in line]
     assert len(lines) == 1
-    assert lines[0].startswith(f"warmroute: cannot listen on 127.0.0.1:{port}: ")
+    assert lines[0].startswith(f"Error: cannot listen on 127.0.0.1:{port}: ")
 
 
 def bound_to(port: int) -> set[str]:

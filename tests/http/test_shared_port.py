@@ -283,6 +283,6 @@ async def test_a_second_router_with_the_same_admin_port_names_the_flag(start_red
 
     assert process.returncode == 2
     assert log.decode().splitlines()[-1] == (
-        f"warmroute: cannot listen on 127.0.0.1:{taken}: Address already in use; each router needs "
+        f"Error: cannot listen on 127.0.0.1:{taken}: Address already in use; each router needs "
         "an admin port of its own (--admin-port PORT)"
     )

@@ -109,7 +109,7 @@ def test_an_interruption_writes_nothing(
     result = call(cli.report, file, "-o", data)
 
     assert result.exit_code == 130
-    assert "interrupted" in result.output
+    assert "Interrupted" in result.output
     assert not data.exists()
 
 
