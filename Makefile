@@ -1,6 +1,7 @@
 # Every target does its own set-up from a bare Python >= 3.11 (and a package index).
 PYTHON ?= python3
-VENV   := .venv
+# Apart from the .venv of who uses warmroute from this checkout.
+VENV   := build/venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.installed-for-demo

@@ -1,7 +1,8 @@
 """What another release of vLLM changes of what warmroute assumes: a table, and an exit status.
 
-    make compat                                     the newest release, against the installed one
-    .venv/bin/python -m tests.engines.compat SOURCE  a wheel, or a directory that has `vllm/`
+    make compat                                             the newest release, against the
+                                                            installed one
+    build/venv/bin/python -m tests.engines.compat SOURCE    a wheel, or a folder that has `vllm/`
 
 Only Python runs (tests/engines/overlay.py), so a release can be judged on the day it is published.
 It takes a minute, and some 340 MB of download. `breaks`: an assumption does not hold any more, and

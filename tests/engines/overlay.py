@@ -1,7 +1,7 @@
 """Make another release's Python run on the engines' interpreter: its files over the CPU build's.
 
-    .venv/bin/python -m tests.engines.overlay              the newest release of `vllm`
-    .venv/bin/python -m tests.engines.overlay SOURCE       a wheel, or a directory that has `vllm/`
+    build/venv/bin/python -m tests.engines.overlay           the newest release of `vllm`
+    build/venv/bin/python -m tests.engines.overlay SOURCE    a wheel, or a folder that has `vllm/`
 
 A release comes as a CUDA wheel days before there is a CPU build. Hash functions, the KV cache
 manager, renderers and request models are Python, so they run with the compiled parts of the
