@@ -11,6 +11,7 @@ _WELL: Final = ("cached", "new", "last_block")
 
 _MAX_NAME: Final = 24  # of a session
 _BAR: Final = 6  # characters
+_SHORT_MS: Final = 100.0  # a wait that nobody asks about
 
 
 def again(tokens: Mapping[str, int] | None) -> dict[str, int]:
@@ -42,6 +43,21 @@ def cell_of_duration(ms: float | None) -> str:
     if ms is None:
         return "-"
     return f"{ms:,.0f}ms" if ms < 1000 else f"{ms / 1000:,.1f}s"
+
+
+def waiting(line: Mapping[str, Any]) -> str:
+    """Write how a request waits, as `WaitingRoom.describe` has it."""
+    return (
+        f"request {line['request']} waits for {line['for'] or 'its turn'}: "
+        f"{line['waited_s']:,.0f} s so far, {num(line['before'], 'request')} before it, "
+        f"first in {line['late_s']:,.0f} s at the latest"
+    )
+
+
+def waited(line: Mapping[str, Any]) -> str:
+    """Write what a finished request waited for; empty: it waited for less than 0.1 s."""
+    is_long = line["waited_for"] is not None and line["waited_ms"] >= _SHORT_MS
+    return f"waited for {line['waited_for']}" if is_long else ""
 
 
 def cell_of_name(name: str | None) -> str:

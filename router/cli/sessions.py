@@ -11,6 +11,7 @@ from router.cli.admin import Admin, Refused, admin_options, echo_json
 from router.cli.columns import Column, explained, fitted
 from router.cli.figures import (
     again,
+    cell_of_duration,
     cell_of_name,
     clock,
     listed,
@@ -18,6 +19,8 @@ from router.cli.figures import (
     num,
     session_name,
     share,
+    waited,
+    waiting,
 )
 from router.cli.terminal import drawing, drawn, grid, one_line
 
@@ -178,6 +181,10 @@ def _spent(fields: dict[str, Any]) -> tuple[str, ...]:
 def _report(fields: dict[str, Any], name: str) -> str:
     """Draw a session: its figures, a line a turn, and why tokens were computed."""
     console = drawing()
+    for each in fields["waits"]:
+        console.print(waiting(each), style="yellow")
+    if "turns" not in fields:  # its first one waits
+        return drawn(console)
     for line in _head(fields):
         console.print(line)
     turns = fields["turns_shown"]
@@ -185,7 +192,9 @@ def _report(fields: dict[str, Any], name: str) -> str:
     left_out = fields["turns"] - len(turns)
     if left_out > 0:
         console.print(f"(the last {len(turns):,} of {fields['turns']:,} turns)")
-    table = grid("time", "replica", right=("prompt", "cached", "new", "again"), last="why")
+    table = grid(
+        "time", "replica", right=("waited", "prompt", "cached", "new", "again"), last="why"
+    )
     for turn in asked or turns:
         table.add_row(*_turn_row(turn))
     console.print()
@@ -245,6 +254,7 @@ def _turn_row(turn: dict[str, Any]) -> tuple[str, ...]:
     return (
         clock(turn["at"]),
         turn["candidate"],
+        f"{cell_of_duration(turn['waited_ms'])} {waited(turn).removeprefix('waited ')}".rstrip(),
         f"{turn['num_tokens']:,}",
         cached,
         f"{sum(tokens.values()) - sum(causes.values()):,}" if computed is not None else "?",

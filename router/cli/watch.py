@@ -22,11 +22,14 @@ from router.cli.figures import (
     session_name,
     share,
     titles,
+    waited,
+    waiting,
 )
 from router.cli.status import routers
 from router.cli.terminal import one_line
 
 PAUSE_S: Final = 1.0  # between tries to find a router that is gone
+LONG_S: Final = 15.0  # a request that has waited for so long is named
 _MAX_NAMES: Final = 1_000
 
 COLUMNS: Final = (
@@ -38,7 +41,7 @@ COLUMNS: Final = (
     Column("TTFT", "time to first token", is_right=True),
     Column("queue", "time in the router's queue", is_right=True),
     Column("tenant", "whose request it was"),
-    Column("why", "tokens computed again, by cause; or how it failed"),
+    Column("why", "tokens computed again, by cause; or how it failed; what it waited for"),
 )
 _WIDTHS: Final = (8, 16, 7, 7, 6, 6, 6, 8, 0)
 
@@ -53,10 +56,11 @@ _WIDTHS: Final = (8, 16, 7, 7, 6, 6, 6, 8, 0)
 def tail(session: str | None, tenant: str | None, replica: str | None, admin: Admin) -> None:
     """Follow requests: a line for each that ends.
 
-    The last 20 requests are shown first. The lines have columns, the last one with spaces. Ctrl-C
-    ends it. --json prints the lines of the feed, which have every candidate's costs.
+    The last 20 requests are shown first. One that waits for 15 s is named. The lines have
+    columns, the last one with spaces. Ctrl-C ends it. --json prints the lines of the feed, which
+    have every candidate's costs.
     """
-    names, num_routers = Bounded[str, str](_MAX_NAMES), 1
+    names, num_routers, said = Bounded[str, str](_MAX_NAMES), 1, set[str]()
     has_heading = admin.as_json
     try:
         for line in watched(admin):
@@ -72,6 +76,9 @@ def tail(session: str | None, tenant: str | None, replica: str | None, admin: Ad
                 case "state":
                     for each in titles(line).items():
                         names.put(*each)
+                    for waits in long_waits(line, said):
+                        if is_wanted(waits, session, tenant, replica):
+                            _say(waiting(waits))
                     if num_routers != (num_routers := routers(line)):
                         others = "; the others' requests are not shown" if num_routers > 1 else ""
                         _say(f"one of {num(num_routers, 'router')}{others}")
@@ -108,6 +115,15 @@ def watched(admin: Admin) -> Iterator[dict[str, Any]]:
         time.sleep(PAUSE_S)
 
 
+def long_waits(state: Mapping[str, Any], said: set[str]) -> Iterator[dict[str, Any]]:
+    """Yield the requests that have waited for long, and add them to those of which that is said."""
+    long = {each["request"]: each for each in state["queue"]["shown"] if each["waited_s"] >= LONG_S}
+    said.intersection_update(long)
+    for request in long.keys() - said:
+        said.add(request)
+        yield long[request] | {"replica": ""}
+
+
 def is_wanted(
     line: dict[str, Any], session: str | None, tenant: str | None, replica: str | None
 ) -> bool:
@@ -137,7 +153,7 @@ def text_of(line: dict[str, Any], names: Mapping[str, str]) -> str:
         cell_of_duration(line["ttft_ms"]),
         cell_of_duration(line["waited_ms"]),
         cell_of_name(one_line(line["tenant"] or "")),
-        listed(causes) if is_well else line["outcome"],
+        ", ".join(filter(None, (listed(causes) if is_well else line["outcome"], waited(line)))),
     ]
     colour = "red" if is_costly or not is_well else "yellow" if causes else None
     return click.style(_joined(cells), fg=colour)

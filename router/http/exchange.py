@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -157,7 +157,7 @@ class Exchange:
         """Wait until a client that was behind has taken most of what waits for it."""
         await self.request.writer.drain()
 
-    async def keep_alive(self, every_s: float) -> None:
+    async def keep_alive(self, every_s: float, headers: Callable[[], Mapping[str, str]]) -> None:
         """Write a keep-alive to a stream's client after each silence of `every_s`; runs on.
 
         With one before the first token the answer begins: what goes wrong from there on comes as
@@ -172,12 +172,13 @@ class Exchange:
                     await asyncio.sleep(left_s)
                     continue
                 if self.response is None:
-                    headers = {
+                    begun = {
                         "Content-Type": "text/event-stream; charset=utf-8",
                         "Cache-Control": "no-cache",
                         **self.own_headers,
+                        **headers(),
                     }
-                    await self.start(200, CIMultiDict(headers))
+                    await self.start(200, CIMultiDict(begun))
                     self._is_early = True
                 if self._is_early or self._is_between_events():
                     self.put(keep_alive)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from multidict import CIMultiDict
 
@@ -13,7 +14,7 @@ from router.base.caller import ANYBODY
 from router.replicas.engine_key import EngineKey
 from router.request.observer import NO_OBSERVERS, Observers
 from router.request.plan import Placement
-from router.request.results import Prompt, Read, Tries
+from router.request.results import Prompt, Read, Tries, Wait
 from router.upstream import Answer, end_to_end
 
 _NOT_FORWARDED: Final = frozenset({"host", "content-length", "expect"}) | FORWARDED
@@ -85,6 +86,24 @@ def answer_headers(
     return headers
 
 
+def early_headers(
+    prompt: Prompt, tries: Tries, waits: Mapping[str, Any] | None
+) -> Mapping[str, str]:
+    """Return headers of a stream that begins before its answer does.
+
+    Args:
+        prompt: The request.
+        tries: Its tries.
+        waits: How it waits, see `WaitingRoom.describe`. None: it does not.
+    """
+    client = prompt.read.inbound.client
+    if client is None or not client.sees_details:
+        return {}
+    if waits is None:
+        return _waited(tries.wait)
+    return {"x-warmroute-waits": f"for={waits['for'] or 'turn'};before={waits['before']}"}
+
+
 def counted_headers(read: Read) -> CIMultiDict[str]:
     """Return the headers of an answer that no engine was asked for."""
     headers: CIMultiDict[str] = CIMultiDict()
@@ -112,5 +131,13 @@ def _explain_in(
     waited_ms = tries.wait.waited_ms
     router_ms = (placement.placed_s - prompt.read.inbound.arrived_s) * 1000 - waited_ms
     headers["x-warmroute-ms"] = f"{router_ms:.2f}"
-    if tries.wait.released is not None:
-        headers["x-warmroute-waited-ms"] = f"{waited_ms:.1f}"
+    headers.update(_waited(tries.wait))
+
+
+def _waited(wait: Wait) -> dict[str, str]:
+    if wait.released is None:
+        return {}
+    headers = {"x-warmroute-waited-ms": f"{wait.waited_ms:.1f}"}
+    if wait.held_by is not None:
+        headers["x-warmroute-waited-for"] = wait.held_by
+    return headers

@@ -16,11 +16,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from time import monotonic, perf_counter
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from router.api.sessions import engine_name
 from router.base.errors import DeadlineUnmet, QueueFull, TbtUnmet
 from router.base.loop_turns import TURN_S
 from router.base.recent import RecentRate
@@ -36,6 +37,7 @@ from router.scheduling.queue import Limit, Outlook, Queue
 from router.scheduling.rules import Verdict
 from router.scheduling.waiting import (
     DEFAULT_RULES,
+    LATE,
     NOTHING,
     InFront,
     QueueRules,
@@ -119,9 +121,33 @@ class WaitingRoom:
         """Yield the requests that wait, in order of arrival."""
         return ((waiting, waiting.item.prompt) for waiting in self._queue)
 
-    def num_before(self, waiting: Waiting) -> int:
-        """Count the requests that go before one in its line."""
-        return self._queue.num_before(waiting)
+    def held_by(self, waiting: Waiting) -> str | None:
+        """Return what a request waits for, as `Verdict.why`. None: for those before it."""
+        return self._queue.held_by(waiting)
+
+    def describe(self, waiting: Waiting) -> dict[str, Any]:
+        """Describe a request that waits, in JSON: for what, since when, behind how many.
+
+        After `late_s` more it goes before all others. Its wait is not predicted: of simulated
+        agents with 1.3 to 3 caches of contexts, the recent pace of releases was within a factor of
+        two of 30 to 48 % of the waits, and the 25 most similar earlier waits of 38 to 70 %.
+        """
+        prompt: Prompt = waiting.item.prompt
+        read, whose = prompt.read, prompt.read.whose
+        waited_s = monotonic() - waiting.since_s
+        late_s = LATE * self._rules.longest_wait_s(is_batch=waiting.is_batch)
+        return {
+            "request": read.request_id,
+            "session": engine_name(whose.conversation) if whose.conversation is not None else None,
+            "tenant": read.inbound.caller.name,
+            "model": read.model,
+            "class": prompt.service_class,
+            "tokens": waiting.num_tokens,
+            "waited_s": round(waited_s, 1),
+            "for": self._queue.held_by(waiting),
+            "before": self._queue.num_before(waiting),
+            "late_s": round(max(0.0, late_s - waited_s), 1),
+        }
 
     @property
     def tbt_limit_ms(self) -> float | None:
@@ -201,6 +227,7 @@ class WaitingRoom:
                 self._expect(waiting, now_s)
             if self._next is None:  # else it comes at once
                 self.release()
+            tries.waiting = waiting
             if tries.on_wait is not None and not seat.placed.done():
                 tries.on_wait()
             placement = await seat.placed

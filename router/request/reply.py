@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from multidict import CIMultiDict
@@ -18,8 +19,11 @@ class Reply(Protocol):
     async def start(self, status: int, headers: CIMultiDict[str]) -> None:
         """Begin an answer of unknown length."""
 
-    async def keep_alive(self, every_s: float) -> None:
-        """Write a keep-alive to a stream's client after each silence of so long; runs on."""
+    async def keep_alive(self, every_s: float, headers: Callable[[], Mapping[str, str]]) -> None:
+        """Write a keep-alive to a stream's client after each silence of so long; runs on.
+
+        headers: Of the stream, if it begins with one.
+        """
 
     async def write(self, chunk: bytes) -> None:
         """Send the next piece, at once; wait for a client that is behind."""

@@ -35,6 +35,7 @@ from router.replicas.deaths import Body
 from router.replicas.ledger import Lease
 from router.replicas.replica import Candidate
 from router.scheduling.classes import ServiceClass
+from router.scheduling.waiting import Waiting
 from router.tokens import Tokens
 from router.tokens.hand_over import Kind
 
@@ -286,7 +287,8 @@ class Tries(Struct, kw_only=True):
     helped: Where its prompt was computed; None: prompts are not computed apart.
     failed_helper: The replica that failed to compute it, if another one may be asked.
     wait: What the queue did with it; a retry does not wait again.
-    on_wait: Called when it begins to wait in the queue. None: nobody needs to know.
+    waiting: Its place in the queue, from when it begins to wait.
+    on_wait: Called then. None: nobody needs to know.
     """
 
     records: list[Try] = []
@@ -299,4 +301,5 @@ class Tries(Struct, kw_only=True):
     helped: PrefillRecord | None = None
     failed_helper: str | None = None
     wait: Wait = NO_WAIT
+    waiting: Waiting | None = None
     on_wait: Callable[[], None] | None = None

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -38,7 +38,7 @@ from router.base.errors import (
 from router.base.loop_turns import Turns
 from router.records.outcome import Outcome
 from router.records.record import Try
-from router.request.headers import RequestHeaders, counted_headers
+from router.request.headers import RequestHeaders, counted_headers, early_headers
 from router.request.observer import Observers
 from router.request.owners import Owners
 from router.request.place import Place
@@ -117,7 +117,8 @@ class Story:
 
             def keep_alive() -> None:
                 if not tasks:
-                    tasks.append(tg.create_task(reply.keep_alive(keepalive_s), name="keep-alives"))
+                    keeping = reply.keep_alive(keepalive_s, lambda: self._early(prompt, tries))
+                    tasks.append(tg.create_task(keeping, name="keep-alives"))
 
             if prompt.read.keepalive_s is None:
                 tries.on_wait = keep_alive
@@ -132,6 +133,12 @@ class Story:
                     task.cancel()
         if error is not None:
             raise error
+
+    def _early(self, prompt: Prompt, tries: Tries) -> Mapping[str, str]:
+        """Return headers of a stream that begins before its answer does."""
+        waiting = tries.waiting if tries.wait.released is None else None
+        waits = self.steps.queue.describe(waiting) if waiting is not None else None
+        return early_headers(prompt, tries, waits)
 
     async def prepare(self, inbound: Inbound, request_id: str) -> Prompt:
         """Find all that placing a request needs to know: for a dry run.

@@ -67,7 +67,15 @@ class Queue(Generic[C]):
         elsewhere: The queues of other routers.
     """
 
-    __slots__ = ("_conversations", "_elsewhere", "_latest_start", "_num_added", "_order", "_rules")
+    __slots__ = (
+        "_conversations",
+        "_elsewhere",
+        "_latest_start",
+        "_num_added",
+        "_num_seen",
+        "_order",
+        "_rules",
+    )
 
     def __init__(
         self,
@@ -82,6 +90,7 @@ class Queue(Generic[C]):
         self._elsewhere = elsewhere
         self._order = Order(rules)
         self._num_added = 0
+        self._num_seen = 0  # of these, as of the last release
         self._latest_start: list[tuple[float, int]] = []  # heap: after it a deadline is missed
 
     def __len__(self) -> int:
@@ -121,6 +130,10 @@ class Queue(Generic[C]):
         """Count the requests that go before one in its line."""
         return self._order.num_before(waiting)
 
+    def held_by(self, waiting: Waiting) -> str | None:
+        """Return what a request waits for, as `Verdict.why`. None: for those before it."""
+        return "room" if self._order.is_for_room(waiting) else waiting.held_by
+
     def displaced(self, *, is_batch: bool, priority: int) -> Waiting | None:
         """Return the request that a full queue refuses for one that comes.
 
@@ -153,6 +166,7 @@ class Queue(Generic[C]):
         self._refuse_late(now_s, refuse)
         full: set[CandidateId] = set()
         num_tries: Counter[LineKey] = Counter()
+        num_seen, self._num_seen = self._num_seen, self._num_added
 
         def is_closed(line: LineKey) -> bool:
             return line.candidate in full or num_tries[line] >= _NUM_TRIES
@@ -173,6 +187,8 @@ class Queue(Generic[C]):
                 verdict = Verdict(False, "window")
             if not verdict.goes:
                 waiting.held_by = verdict.why
+            elif line.needs_room and waiting.place.number <= num_seen:
+                waiting.held_by = "room"  # it was behind others
             self._put(waiting, choice, verdict)
             if verdict.goes:
                 late_ms = self._late_ms(waiting, choice, now_s)

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 from click.testing import Result
 
+from loadtest.engine_model.time_model import TimeModel
 from tests.cli.running import beside
-from tests.faults.stage import SECRET, SESSION, Engines, Stage, chat, on_stage, streamed, words
+from tests.faults.stage import (
+    ONE_AT_A_TIME,
+    SECRET,
+    SESSION,
+    Engines,
+    Stage,
+    chat,
+    on_stage,
+    streamed,
+    words,
+)
 
 
 async def run(stage: Stage, *args: str) -> Result:
@@ -65,7 +79,7 @@ async def test_why_says_what_a_session_computed_again() -> None:
     assert by_client.stdout == by_name.stdout
     assert by_name.stdout.startswith(f"session {name}: 4 turns since ")
     rows = [line.split() for line in by_name.stdout.splitlines() if " r1 " in line]
-    assert [row[6:8] for row in rows] == [[], *[["changed", "(system)"]] * 3]
+    assert [row[7:9] for row in rows] == [[], *[["changed", "(system)"]] * 3]
     assert "tokens in 3 turns: the system prompt contains a time of day" in by_name.stdout
     assert "→ Move what changes" in by_name.stdout
     assert SECRET not in by_client.stdout
@@ -106,6 +120,25 @@ async def test_why_of_a_request_says_it_of_that_turn() -> None:
 
     assert len([line for line in asked.stdout.splitlines() if " r1 " in line]) == 1
     assert "tokens: the system prompt changed at token" in asked.stdout
+
+
+async def test_why_of_a_session_that_waits_says_for_what() -> None:
+    """Also of its first request, and by the id of a request; later, what a turn waited for."""
+    on: Any = {"queue__mode": "on", "queue_rules": ONE_AT_A_TIME, "health__interval_s": 60.0}
+    named = {"X-Session-ID": f"late-{SECRET}", "X-Request-Id": "late-1"}
+    async with Engines(1, time_model=TimeModel(base_ms=600_000.0)) as engines:
+        async with on_stage(*engines, **on) as stage:
+            async with stage.hanging_up(streamed(chat(words(1)))), asyncio.TaskGroup() as tg:
+                task = tg.create_task(stage.ask(streamed(chat(words(2))), headers=named))
+                await stage.until(lambda: stage.metric("warmroute_waiting_requests") == 1)
+                by_session = await run(stage, "why", f"late-{SECRET}")
+                by_request = await run(stage, "why", "late-1")
+                task.cancel()
+
+    said = r"request late-1 waits for window: \d+ s so far, 0 requests before it, first in \d+ s at"
+    for asked in (by_session, by_request):
+        assert asked.exit_code == 0
+        assert re.match(said, " ".join(asked.stdout.split()))
 
 
 async def test_a_session_in_order_says_so() -> None:

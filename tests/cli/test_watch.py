@@ -19,7 +19,8 @@ from click.testing import CliRunner
 from router.api.sessions import engine_name, session_hash
 from router.cli import main
 from router.cli.admin import Admin, NoRouter, Refused
-from router.cli.watch import COLUMNS, is_wanted, text_of, watched
+from router.cli.figures import waiting
+from router.cli.watch import COLUMNS, is_wanted, long_waits, text_of, watched
 from tests.conftest import Serve
 from tests.faults.stage import SECRET, SESSION, Engines, Stage, chat, on_stage, streamed, words
 
@@ -29,6 +30,7 @@ LINE: Line = {
     "kind": "decision", "request": "q1", "at": 0.0, "session": "0123456789abcdef", "tenant": None,
     "replica": "r1#0", "tokens": 2000, "cached": 500, "reported": 1000, "outcome": "ok",
     "causes": {"new": 400, "last_block": 8, "moved": 192, "evicted": 400}, "waited_ms": 1500.0,
+    "waited_for": "room",
     "ttft_ms": 320.4,
 }  # fmt: skip
 
@@ -77,7 +79,8 @@ async def test_tail_prints_the_last_requests_and_each_that_ends_until_ctrl_c() -
     ("line", "said"),
     [
         ({}, "0123456789abcdef r1#0      2,000    50%  320ms   1.5s"),
-        ({}, "  evicted 400, moved 192"),
+        ({}, "  evicted 400, moved 192, waited for room"),
+        ({"waited_ms": 3.0}, "  evicted 400, moved 192"),
         ({"reported": None}, "  ~25%"),
         ({"ttft_ms": None}, "    50%      -"),
         ({"causes": None, "outcome": "client_gone"}, "client_gone"),
@@ -100,10 +103,27 @@ def test_headings_and_cells_can_be_split() -> None:
     text = CliRunner().invoke(main, ("tail", "--help")).stdout
 
     titles = [column.title for column in COLUMNS]
-    assert dict(zip(titles, cells, strict=True))["why"] == "evicted 400, moved 192"
+    assert dict(zip(titles, cells, strict=True))["why"] == "evicted 400, moved 192, waited for room"
     for column in COLUMNS:
         assert f"    {column.title}" in text
         assert column.about in text
+
+
+def test_a_request_that_waits_for_long_is_named_once() -> None:
+    """Again only if it was answered in between."""
+    waits = [
+        {"request": name, "waited_s": waited_s, "for": "room", "before": 1, "late_s": 525.4}
+        for name, waited_s in (("a", 45.3), ("b", 14.0))
+    ]
+    state, said = {"queue": {"shown": waits}}, set[str]()
+
+    found = list(long_waits(state, said))
+    assert [waiting(each) for each in found] == [
+        "request a waits for room: 45 s so far, 1 request before it, first in 525 s at the latest"
+    ]
+    assert list(long_waits(state, said)) == []
+    assert list(long_waits({"queue": {"shown": []}}, said)) == []
+    assert said == set()
 
 
 @pytest.mark.parametrize(

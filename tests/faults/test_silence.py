@@ -38,6 +38,7 @@ CHAT, COMPLETIONS, MESSAGES, RESPONSES = (
 )
 COMMENT = b": keep-alive\n\n"  # vLLM 0.32 entrypoints/serve/utils/sse_keep_alive.py
 OURS = b": no token yet\n\n"
+WAITS = ("for=window;before=0", "for=window;before=1")
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
@@ -682,7 +683,8 @@ async def test_only_a_stream_that_waits_begins_early_by_default(
         assert rest.replace(keep_alive, b"") == (await first).body
         assert waiting.status == 200
         named = {name for name in waiting.headers if name.startswith("x-warmroute-")}
-        assert named == {"x-warmroute-request-id"}
+        assert named == {"x-warmroute-request-id", "x-warmroute-waits"}
+        assert waiting.headers["x-warmroute-waits"] in WAITS
 
 
 async def test_streams_that_wait_begin_late_if_that_is_switched_off(

@@ -171,6 +171,8 @@ async def test_an_engine_gets_what_it_can_use_and_the_rest_waits() -> None:
         assert waited[0] <= took_ms[0]
         assert waited[1] <= took_ms[1]
         assert min(waited[2:]) >= 20
+        assert {reply.headers["x-warmroute-waited-for"] for reply in replies[2:]} == {"window"}
+        assert "x-warmroute-waited-for" not in replies[0].headers
         assert all(float(reply.headers["x-warmroute-ms"]) >= 0 for reply in replies)
         assert stage.metric("warmroute_released_total", why="room") == 4
         assert stage.metric("warmroute_wait_seconds_count", end="released") == 4

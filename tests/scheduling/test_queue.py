@@ -282,6 +282,25 @@ def test_the_end_of_a_long_line_goes_to_a_replica_that_computes_it_sooner() -> N
 # -- room ------------------------------------------------------------------------------------
 
 
+def test_a_request_behind_others_that_wait_for_room_waits_for_room() -> None:
+    """Though only the first is judged. A request that goes at once has waited for nothing."""
+    stage = Stage(max_wait_s=1e6, fill=0.9)
+    stage.lives(1, A, 8_000)
+    stage.num_waiting = {A: 0, B: 0}
+    first = stage.ask("first", 2_000, session=2)
+    second = stage.ask("second", 2_000, session=3, at_s=0.05)
+
+    assert stage.release(0.1) == []
+    assert [first.held_by, second.held_by] == ["room", None]
+    assert [stage.queue.held_by(each) for each in (first, second)] == ["room", "room"]
+    stage.sets.finish(1)
+    assert sorted(stage.release(1.0)) == ["first", "second"]
+    stage.num_waiting = {A: 0, B: 0}
+    third = stage.ask("third", 2_000, session=4, at_s=1.0)
+    assert stage.release(1.0) == ["third"]
+    assert [first.held_by, second.held_by, third.held_by] == ["room", "room", None]
+
+
 def test_a_conversation_without_room_waits_until_another_has_left() -> None:
     """Conversations with room go on, and only where they have it."""
     stage = Stage(max_wait_s=1e6, fill=0.9)

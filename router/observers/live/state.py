@@ -12,14 +12,11 @@ from typing import Any, Final
 
 import msgspec
 
-from router.api.sessions import engine_name
 from router.discovery.status import Status
 from router.metrics import Metrics
 from router.observers.live.degraded import degraded
 from router.replicas.fleet import Fleet
 from router.request.queue import WaitingRoom
-from router.request.results import Prompt
-from router.scheduling.waiting import Waiting
 from router.tenants import Tenants
 from router.tokens import Prompters
 
@@ -64,25 +61,8 @@ def queue_fields(room: WaitingRoom, *, is_on: bool) -> dict[str, Any]:
         "waiting": room.num_waiting,
         "longest_s": round(max((now_s - each.since_s for each, _ in room), default=0.0), 1),
         "batch": sum(waiting.is_batch for waiting, _ in room),
-        "for": Counter([waiting.held_by or "its turn" for waiting, _ in room]),
-        "shown": [
-            {**_waiting_fields(*each, now_s), "before": room.num_before(each[0])}
-            for each in islice(room, MAX_WAITING)
-        ],
-    }
-
-
-def _waiting_fields(waiting: Waiting, prompt: Prompt, now_s: float) -> dict[str, Any]:
-    read, whose = prompt.read, prompt.read.whose
-    return {
-        "request": read.request_id,
-        "session": engine_name(whose.conversation) if whose.conversation is not None else None,
-        "tenant": read.inbound.caller.name,
-        "model": read.model,
-        "class": prompt.service_class,
-        "tokens": waiting.num_tokens,
-        "waited_s": round(now_s - waiting.since_s, 1),
-        "for": waiting.held_by,
+        "for": Counter([room.held_by(waiting) or "its turn" for waiting, _ in room]),
+        "shown": [room.describe(waiting) for waiting, _ in islice(room, MAX_WAITING)],
     }
 
 

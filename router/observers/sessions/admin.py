@@ -28,6 +28,7 @@ from router.observers.sessions.session_ledger import Session, SessionLedger
 from router.observers.sessions.session_names import SessionNames
 from router.records.computed import CAUSES
 from router.records.words import reasons
+from router.request.queue import WaitingRoom
 from router.tenants import Tenants
 
 _MAX_LIMIT: Final = 20_000
@@ -50,8 +51,10 @@ class SessionPages:
         findings: Findings,
         names: SessionNames,
         tenants: Tenants | None,
+        room: WaitingRoom,
     ) -> None:
         self._ledger = ledger
+        self._room = room
         self._findings = findings
         self._names = names
         self._tenants = tenants
@@ -108,7 +111,24 @@ class SessionPages:
         return [found[i] for i in first], len(found)
 
     async def _session(self, request: web.Request) -> web.Response:
-        return json_answer(self._whole(self._found(request)))
+        name, tenant = request.match_info["session"], request.query.get("tenant")
+        keys = set(self._keys(name, tenant))
+        session = self._found(name, tenant)
+        if session is not None:
+            keys = {session.key}
+        waits = [
+            self._room.describe(waiting)
+            for waiting, prompt in self._room
+            if (prompt.read.request_id == name or prompt.read.whose.conversation in keys)
+            and tenant in (None, prompt.read.inbound.caller.name)
+        ]
+        if session is not None:
+            return json_answer({**self._whole(session), "waits": waits})
+        if waits:  # its first turn
+            return json_answer({"waits": waits})
+        raise UnknownSession(
+            f"no session {name[:64]!r} is known; GET /admin/sessions lists those that are"
+        )
 
     async def _request(self, request: web.Request) -> web.Response:
         name = request.match_info["request"]
@@ -140,23 +160,15 @@ class SessionPages:
         found = [self._ledger.get(key) for key in session.children]
         return [each for each in found if each is not None]
 
-    def _found(self, request: web.Request) -> Session:
-        """Find a session by our name for it, by its client's, or by one of its requests.
-
-        Raises:
-            UnknownSession: there is none.
-        """
-        name, tenant = request.match_info["session"], request.query.get("tenant")
+    def _found(self, name: str, tenant: str | None) -> Session | None:
+        """Find a session by our name for it, by its client's, or by one of its requests."""
         for key in self._keys(name, tenant):
             session = self._ledger.get(key)
             if session is not None and tenant in (None, session.tenant):
                 return session
         session = self._ledger.of_request(name)
-        if session is None or tenant not in (None, session.tenant):
-            raise UnknownSession(
-                f"no session {name[:64]!r} is known; GET /admin/sessions lists those that are"
-            )
-        return session
+        is_asked = session is not None and tenant in (None, session.tenant)
+        return session if is_asked else None
 
     def _keys(self, name: str, tenant: str | None) -> Iterator[int]:
         if len(name) == NAME_CHARS:

@@ -51,7 +51,7 @@ def build(router: Router) -> ObserverPart:
             outbox=cluster.outbox,
             peers=cluster.peers,
         )
-    pages = SessionPages(ledger, findings, names, router.tenants)
+    pages = SessionPages(ledger, findings, names, router.tenants, router.story.steps.queue)
     return ObserverPart(
         observers=[bookkeeper],
         pages=[pages],

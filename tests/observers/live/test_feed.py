@@ -154,6 +154,8 @@ async def test_the_state_says_who_waits() -> None:
     assert queue["for"] == {"window": 2}
     assert [each["for"] for each in queue["shown"]] == ["window"] * 2
     assert queue["shown"][0]["tokens"] > 0
+    assert [each["before"] for each in queue["shown"]] == [0, 1]
+    assert all(0.0 < each["late_s"] <= 570.0 for each in queue["shown"])
 
 
 async def test_a_listener_that_wants_few_lines_loses_the_rest() -> None:
