@@ -17,7 +17,7 @@
     redis         share state with other routers; see router.cluster
     records       write decision records
 
-A replica's own tasks are in router.discovery.watch; router.discovery.watches starts them.
+A replica's own tasks are started by router.discovery.watches.
 
 Signals:
 
@@ -55,7 +55,7 @@ from router.base.supervisor import ignore, keep_running
 from router.config import Config, redis_password
 from router.config.exposure import announce
 from router.http.admin_token import with_token
-from router.http.sockets import raise_descriptor_limit
+from router.http.server import raise_descriptor_limit
 from router.metrics import Metrics
 from router.tenants import Tenants
 

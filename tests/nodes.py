@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from policies import CandidateId, CostModel, Holding, Policy, RequestView, Snapshot
 from router.base.contracts import BlockKey
 from router.base.messages import Notes, encode
-from router.cluster.candidate_names import CandidateNames
+from router.cluster.candidate_source import CandidateNames
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
-from router.cluster.queue_share import QueueShare
+from router.cluster.shares import QueueShare
 from router.config import ReplicaConfig
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
@@ -19,7 +19,7 @@ from router.kv_events.stream import RankStream
 from router.metrics import Metrics
 from router.observers.sessions.session_ledger import SessionLedger
 from router.observers.sessions.turn_share import share_turns
-from router.records.outcome import Outcome
+from router.records.record import Outcome
 from router.replicas import Booking, Fleet, Lease, Replica, ServedModel
 from router.replicas.registry import Registry
 from router.scheduling.conversations import Conversations

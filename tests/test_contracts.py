@@ -21,7 +21,7 @@ from router.base.contracts import (
     HashContract,
     block_key,
 )
-from router.kv_events.stored_view import StoredView, find_contract, obeys
+from router.kv_events.contract_search import StoredView, find_contract, obeys
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "hash_vectors.json").read_text())["vectors"]
 

@@ -27,9 +27,8 @@ from policies import POLICIES, Policy, Snapshot, create
 from policies.cost import KvAware
 from router import config
 from router.cli import main
-from router.index.counters import StreamCounters
-from router.records.computed import CAUSES, Part
-from router.records.outcome import Outcome
+from router.index.candidate_stream import StreamCounters
+from router.records.record import CAUSES, Outcome, Part
 from tests.docs_blocks import (
     ENGINE_PORTS,
     MODEL,

@@ -1,11 +1,11 @@
-"""router.base.salts: no salt reaches another caller's cache."""
+"""router.base.caller: no salt reaches another caller's cache."""
 
 from __future__ import annotations
 
 import pytest
 
+from router.base.caller import FORBIDDEN, MAX_CHARS, cache_salt, user_salt
 from router.base.errors import BadRequest
-from router.base.salts import FORBIDDEN, MAX_CHARS, cache_salt, user_salt
 
 SECRET = "0123456789abcdef" * 4
 

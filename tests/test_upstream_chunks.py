@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 
 from router.config import ForwardConfig
 from router.upstream import Upstream
-from router.upstream.tap import body_of_chunks, is_between_chunks
+from router.upstream.answer import body_of_chunks, is_between_chunks
 
 _HEAD: Final = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 

@@ -45,7 +45,7 @@ from router.config import Option, ReplicaConfig, options
 from router.config.experiments import Experiment, VariantConfig
 from router.metrics.families import FAMILIES
 from router.metrics.instruments import Metrics
-from router.observers.early.metrics import EarlyMetrics
+from router.observers.early.early_results import EarlyMetrics
 from router.observers.experiments.metrics import EXPERIMENT, ExperimentMetrics
 from router.observers.sessions.metrics import SPENDING
 
@@ -515,7 +515,7 @@ MAKERS: dict[str, Maker] = {
     "index-writer": docstring("router/cluster/index_writer.py"),
     "store": docstring("router/cluster/redis_store.py"),
     "pooling": docstring("router/pool/follower.py"),
-    "pool-keys": docstring("router/pool/keys.py"),
+    "pool-keys": docstring("router/pool/layouts.py"),
     "checking": docstring("router/check/__init__.py"),
     "mooncake-lines": docstring("loadtest/traces/mooncake.py"),
     "building": docstring("loadtest/traces/building.py"),

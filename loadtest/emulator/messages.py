@@ -14,7 +14,7 @@ import orjson
 from loadtest.emulator.replies import Reply
 from loadtest.emulator.wire import ApiError, Head, Usage
 from router.api.anthropic import parse_messages
-from router.api.engine_tokenize import tokenize_chat
+from router.api.engine_bodies import tokenize_chat
 
 _STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _TAKEN_OVER: Final = (

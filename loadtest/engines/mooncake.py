@@ -46,7 +46,6 @@ class Master(Process):
         *,
         lease_ms: int = 2_000,
         watermark: float = 0.95,
-        ratio: float = 0.05,
         etcd: str | None = None,
         has_disk: bool = False,
     ) -> None:
@@ -59,7 +58,7 @@ class Master(Process):
             "--enable_http_metadata_server=true", "--http_metadata_server_host", "127.0.0.1",
             "--http_metadata_server_port", str(self._metadata_port),
             "--metrics_port", str(port), "--default_kv_lease_ttl", str(lease_ms),
-            "--eviction_high_watermark_ratio", str(watermark), "--eviction_ratio", str(ratio),
+            "--eviction_high_watermark_ratio", str(watermark), "--eviction_ratio", "0.05",
         ]  # fmt: skip
         if etcd is not None:
             command += [

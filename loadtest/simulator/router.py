@@ -23,7 +23,7 @@ from router.index.behind import Behind
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.index.claims import Claim
-from router.records.outcome import Outcome
+from router.records.record import Outcome
 from router.replicas.candidate_state import EngineLoad
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease

@@ -2,28 +2,25 @@
 
 An entry has the differences between APIs in reading requests and answers. Shapes of errors are in
 router.api.failures, by path, because an error may come before the API is known.
+
+Models have other names for clients that insist on names of their own. Claude Code, say, asks for
+several models by names that change with its releases.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Final
 
-from msgspec import Struct
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from router.api import (
-    anthropic,
-    ending,
-    engine_tokenize,
-    openai,
-    responses,
-    responses_usage,
-    usage,
-)
+from router.api import answers, anthropic, engine_bodies, openai, responses, usage
+from router.api.body_fields import with_fields
+from router.api.fields import Outline
 from router.api.openai import ChatRequest, CompletionRequest, Json
-from router.api.outline import Outline
 from router.api.usage import Usage
 from router.base.releases import V0_33, Release, is_at_least
 
@@ -44,8 +41,8 @@ class Api(Struct, frozen=True, kw_only=True):
         end of an event stream (its last `TAIL_BYTES` or more).
     end: What a stream that has come to its end has there; empty: its end alone has usage.
     last: How the last event of its streams is known. None: they may end with any.
-    is_aborted: Return whether an engine gave a whole answer up (router.api.ending).
-    starts_early: Its stream may begin before anything was generated (router.api.opening): the first
+    is_aborted: Return whether an engine gave a whole answer up (router.api.answers).
+    starts_early: Its stream may begin before anything was generated (router.api.answers): the first
         token's time is that of the first event behind that. False: it is that of the first byte.
     hold_s: How long a stream's beginning without content is kept at most, so that another replica
         may answer instead.
@@ -64,8 +61,8 @@ class Api(Struct, frozen=True, kw_only=True):
     usage_of_body: Callable[[bytes], Usage | None] = usage.usage_of_body
     usage_of_stream: Callable[[bytes], Usage | None] = usage.usage_of_stream
     end: bytes = b"\ndata: [DONE]"  # text of an answer has no line breaks: JSON escapes them
-    last: re.Pattern[bytes] | None = ending.DONE
-    is_aborted: Callable[[bytes], bool] = ending.is_aborted_chat
+    last: re.Pattern[bytes] | None = answers.DONE
+    is_aborted: Callable[[bytes], bool] = answers.is_aborted_chat
     starts_early: bool = False
     hold_s: float = 1.0  # vLLM begins with the first token, and an error follows at once
     repeats: int = 0
@@ -91,14 +88,14 @@ CHAT: Final = Api(
     name="chat",
     parse=openai.parse_chat,
     empty={"messages": []},
-    tokenize_body=engine_tokenize.tokenize_body,
+    tokenize_body=engine_bodies.tokenize_body,
 )
 
 COMPLETIONS: Final = Api(
     name="completions",
     parse=openai.parse_completion,
     empty={"prompt": ""},
-    tokenize_body=engine_tokenize.tokenize_body,
+    tokenize_body=engine_bodies.tokenize_body,
 )
 
 MESSAGES: Final = Api(
@@ -108,8 +105,8 @@ MESSAGES: Final = Api(
     usage_of_body=anthropic.usage_of_message,
     usage_of_stream=anthropic.usage_of_messages,
     end=b"",
-    last=ending.MESSAGE_STOP,
-    is_aborted=ending.is_aborted_message,
+    last=answers.MESSAGE_STOP,
+    is_aborted=answers.is_aborted_message,
     starts_early=True,
 )
 
@@ -121,11 +118,11 @@ RESPONSES: Final = Api(
     parse=responses.parse_responses,
     empty={"input": ""},
     tokenize_body=responses.tokenize_responses,
-    usage_of_body=responses_usage.usage_of_response,
-    usage_of_stream=responses_usage.usage_of_responses,
+    usage_of_body=usage.usage_of_response,
+    usage_of_stream=usage.usage_of_responses,
     end=b"",
-    last=ending.RESPONSE_END,
-    is_aborted=ending.is_aborted_whole_response,
+    last=answers.RESPONSE_END,
+    is_aborted=answers.is_aborted_whole_response,
     starts_early=True,
     hold_s=10.0,  # it says that it begins before anything is computed
     repeats=4,
@@ -135,7 +132,7 @@ RESPONSES: Final = Api(
 OTHER: Final = Api(name="other", hold_s=10.0, last=None)
 """Any other route."""
 
-_ENDS_AS_CHATS: Final = replace(OTHER, last=ending.DONE)
+_ENDS_AS_CHATS: Final = replace(OTHER, last=answers.DONE)
 """Routes of which nothing is known but that vLLM ends their streams as those of chats."""
 
 APIS: Final = {
@@ -158,3 +155,53 @@ def api_of(method: str, path: str) -> Api:
     if method != "POST":
         return OTHER
     return APIS.get(path) or _SPECIAL.get(path, OTHER)
+
+
+class _Named(Struct):
+    model: str | UnsetType = UNSET
+
+
+_DECODER = msgspec.json.Decoder(_Named)
+
+
+class ModelAliases:
+    """Writes the served model into bodies that ask for another name of it.
+
+    Args:
+        models: Name, in which `*` stands for any characters, to served model. The first that fits
+            counts.
+
+    names: Those without `*`.
+    """
+
+    __slots__ = ("_models", "names")
+
+    def __init__(self, models: Mapping[str, str]) -> None:
+        self.names = [name for name in models if "*" not in name]
+        self._models = [(_pattern(name), model) for name, model in models.items()]
+
+    def apply(self, body: bytes | None, served: Container[str]) -> bytes | None:
+        """Return the body to read and to forward; without an alias it is `body` itself.
+
+        Args:
+            body: As a client sent it, decompressed. Only a JSON object has an alias.
+            served: Models that are served under their own name: no alias hides them.
+        """
+        if not body:
+            return body
+        try:
+            name = _DECODER.decode(body).model
+        except (msgspec.DecodeError, RecursionError):
+            return body  # its reader says what is wrong
+        if name is UNSET or name in served:
+            return body
+        model = self.model_of(name)
+        return body if model is None else with_fields(body, {"model": model})
+
+    def model_of(self, name: str) -> str | None:
+        """Return the served model that a name stands for; None: it is no alias."""
+        return next((model for names, model in self._models if names.fullmatch(name)), None)
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, name.split("*"))), re.DOTALL)

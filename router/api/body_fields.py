@@ -1,12 +1,23 @@
 """Top-level fields of a JSON body, taken out or put in without touching another byte.
 
 White space, order, numbers and escapes of the client stay. Only the named members are removed, each
-with one comma. A key is compared as JSON means it ("\\u006eame" is "name"). Every occurrence of a
+with one comma. A key is compared as JSON means it ("\u006eame" is "name"). Every occurrence of a
 repeated key is removed, so it does not matter which one an engine would take.
 
 msgspec finds the members. It skips other values in C without building them, and returns a value as
 a view into the body. The view's address tells where the value is. This takes about 1 µs per KB, and
 3 ms per MB at worst (bodies of only brackets or keys).
+
+Fields and headers that clients must not send to an engine.
+
+They are for routers, disaggregated prefill and operators. An engine obeys them: it fetches blocks
+from the address in `kv_transfer_params` and uses the token ids in it. `vllm_xargs` reach connectors
+and samplers, `priority` overtakes other requests, a rank overrides the router's choice.
+Source: vLLM 0.32.0, entrypoints/*/protocol.py, entrypoints/generate/base/serving.py.
+
+In JSON they are removed silently, so clients that always send `priority` still work. They are
+refused if they cannot be removed: in a form (audio), inside `sampling_params`, or in a body that is
+not parsed whole.
 """
 
 from __future__ import annotations
@@ -20,6 +31,8 @@ import msgspec
 import orjson
 from msgspec import UNSET, Raw, UnsetType
 
+from router.api.fields import EXTRA_ARGS, Outline
+from router.api.forms import Malformed, parts_of_form
 from router.base.errors import BadRequest
 
 _SPACE: Final = b" \t\r\n"
@@ -132,3 +145,73 @@ def _previous(body: bytearray, index: int) -> int:
     while not (window := body[max(0, index - _WINDOW) : index].rstrip(_SPACE)):
         index -= _WINDOW
     return max(0, index - _WINDOW) + len(window) - 1
+
+
+FIELDS: Final = ("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "priority")
+"""What `forward.client_fields` may let through."""
+
+PREFIX: Final = "x-warmroute-"
+"""Headers that begin so are the router's own."""
+
+_RANK_HEADER: Final = "x-data-parallel-rank"
+_PRIORITY_HEADER: Final = "x-vllm-priority"
+
+
+class Withheld:
+    """What is taken out. `allowed`: those of FIELDS that stay."""
+
+    def __init__(self, allowed: Iterable[str] = ()) -> None:
+        self.fields = tuple(name for name in FIELDS if name not in allowed)
+        self._fields = frozenset(self.fields)
+        self.headers = frozenset(
+            {_RANK_HEADER} | ({_PRIORITY_HEADER} if "priority" in self._fields else set())
+        )
+
+    def strip(self, body: bytes, view: dict[str, Any]) -> bytes:
+        """Remove the fields from a JSON object and from `view`, which is the same decoded.
+
+        Raises:
+            BadRequest: one of them is where it cannot be taken out.
+        """
+        sampling = view.get("sampling_params")  # of /inference/v1/generate
+        if type(sampling) is dict and "extra_args" in sampling and "vllm_xargs" in self._fields:
+            raise _refused(EXTRA_ARGS, "vllm_xargs")
+        if self._fields.isdisjoint(view):
+            return body
+        for name in self.fields:
+            view.pop(name, None)
+        return without_fields(body, self.fields)
+
+    def check_outline(self, outline: Outline) -> None:
+        """Refuse a body that has one of the fields and is too costly to be taken apart.
+
+        Raises:
+            BadRequest: it has one.
+        """
+        for name in outline.withheld:
+            field = "vllm_xargs" if name == EXTRA_ARGS else name
+            if field in self._fields:
+                raise _refused(name, field)
+
+    def check_form(self, body: bytes, content_type: str) -> None:
+        """Refuse a form with the field `vllm_xargs`, the only one of the fields that forms know.
+
+        Raises:
+            BadRequest: a part has this name, or the form is unusual (see router.api.forms).
+        """
+        if "vllm_xargs" not in self._fields:
+            return
+        try:
+            if any(part.name == b"vllm_xargs" for part in parts_of_form(body, content_type)):
+                raise _refused("vllm_xargs", "vllm_xargs")
+        except Malformed as exc:
+            raise BadRequest(
+                f"send a multipart/form-data form in UTF-8: {exc}", param="Content-Type"
+            ) from exc
+
+
+def _refused(param: str, name: str) -> BadRequest:
+    return BadRequest(
+        f"`{param}` is not for clients; an operator can allow `{name}` in `forward.client_fields`",
+        param=param,
+    )

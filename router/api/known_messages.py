@@ -21,8 +21,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
-from router.api.outline import LARGE_BYTES, costs_ms
-from router.api.part_digests import MAX_MESSAGES, digest_message
+from router.api.digests import MAX_MESSAGES, digest_message
+from router.api.fields import LARGE_BYTES, costs_ms
 from router.base.bounded import BoundedBytes
 
 MIN_BYTES: Final = 32 * 1024  # of a body; a smaller one is parsed in 40 us
@@ -39,7 +39,7 @@ class _Piece:
     """Some messages, of which all that comes before them is known, too.
 
     next_key, next_bytes: The piece that came behind it last; tried before searching.
-    digests: Of the messages, once they were needed; see `router.api.part_digests`.
+    digests: Of the messages, once they were needed; see `router.api.digests`.
     """
 
     __slots__ = ("digests", "key", "messages", "next_bytes", "next_key", "size_bytes")

@@ -8,12 +8,11 @@ import socket
 from typing import TYPE_CHECKING
 
 from router.cluster import OrderShare, PoolShare, RecordShare, SharedState, Sharing
-from router.cluster.candidate_names import CandidateNames
+from router.cluster.candidate_source import CandidateNames
 from router.cluster.outbox import Outbox
-from router.cluster.pause_share import share_pauses
 from router.cluster.peers import Peers
-from router.cluster.queue_share import QueueShare
 from router.cluster.redis_store import RedisStore
+from router.cluster.shares import QueueShare, share_pauses
 from router.scheduling.elsewhere import ALONE, Elsewhere
 
 if TYPE_CHECKING:

@@ -15,12 +15,9 @@ from router.discovery.rank_streams import RankStreams
 from router.discovery.served_models import ServedModels
 from router.discovery.sleep import Sleepers
 from router.discovery.sources import Sources
-from router.discovery.watch import ReplicaWatch, WatchTools
-from router.discovery.watches import Watches
-from router.replicas.entry import Entry
-from router.replicas.event_ports import EventOwners
+from router.discovery.watches import ReplicaWatch, Watches, WatchTools
 from router.replicas.fleet import Fleet
-from router.replicas.replica import Replica
+from router.replicas.replica import Entry, EventOwners, Replica
 
 if TYPE_CHECKING:
     from router.assembly.parts import Parts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from router.api.apis import ModelAliases
 from router.api.clients import Clients
-from router.api.model_aliases import ModelAliases
 from router.api.routes import Routes
 from router.assembly.router import Router
 from router.base.addresses import host_port
@@ -22,11 +22,9 @@ from router.http.admin_pages import (
 from router.http.app import DataApp
 from router.http.connection import Handler
 from router.http.control import Control
-from router.http.intake import Intake
-from router.http.own_routes import OwnRoutes
-from router.http.pages import Pages
-from router.http.server import Listener
-from router.http.sockets import room_for_connections
+from router.http.exchange import Intake
+from router.http.pages import OwnRoutes, Pages
+from router.http.server import Listener, room_for_connections
 from router.request.explain import Explainer
 
 _ADMIN_CONNECTIONS: Final = 256

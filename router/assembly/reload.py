@@ -15,22 +15,26 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
 from policies.registry import create
 from router.assembly.observers import check_sections
+from router.assembly.read_files import _LOOK_S
 from router.assembly.router import Router
 from router.base.errors import ConfigError
 from router.base.watched_file import WatchedFile
 from router.config import Config
 
+if TYPE_CHECKING:
+    from router.assembly.router import Router
+
+
 logger = logging.getLogger(__name__)
 
 LIVE: Final = ("replicas", "policy.name", "policy.params", "experiment", "log.level")
-_LOOK_S: Final = 1.0
 
 
 class Reload:

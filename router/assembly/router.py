@@ -2,18 +2,265 @@
 
 from __future__ import annotations
 
+import random
+import time
+from functools import partial
 from typing import TypeVar
 
+from policies.policy import Policy
+from policies.registry import create
+from router.api.apis import ModelAliases
 from router.assembly.observers import add_observers
 from router.assembly.parts import Parts
 from router.assembly.read_files import ReadFiles
-from router.assembly.story import build_story
-from router.config import Config
+from router.base.errors import ConfigError, RouterError
+from router.base.loop_turns import Turns
+from router.cluster.following import LogTails
+from router.config import Config, PolicyConfig
 from router.config.secrets import read_secret
-from router.http.guard import Guard
+from router.http.admin import Guard
 from router.http.part import ObserverPart
 from router.http.server import Listener
+from router.replicas.fleet import Fleet
+from router.request.ahead import Ahead, Lookup
+from router.request.audit import TokenAudit
+from router.request.engine_tokens import EngineTokenizer
+from router.request.headers import RequestHeaders
+from router.request.match import Matcher
+from router.request.media_tokens import MediaFinder, MediaTokenizer
+from router.request.observer import Observers
+from router.request.owners import Owners
+from router.request.place import Place
+from router.request.predictions import PredictionAudit
+from router.request.prefill import Bootstraps, Prefill
+from router.request.prompt import Prompts
+from router.request.queue import WaitingRoom
+from router.request.read import Reader
+from router.request.record import Recorder, Settling
+from router.request.relay import Relay
+from router.request.retry import Retries, Witness
+from router.request.send import Sender
+from router.request.story import Steps, Story
+from router.request.tokenize import Tokenizer
+from router.request.workers import Workers
 from router.scheduling.waiting import DEFAULT_RULES, QueueRules
+
+
+def build_story(parts: Parts, queue_rules: QueueRules) -> Story:
+    """Build the story of requests from its steps.
+
+    Raises:
+        ConfigError: the policy or one of its parameters is unknown.
+    """
+    turns, owners = Turns(), _owners(parts)
+    observers = Observers(failed=lambda name: parts.metrics.observer_failures.labels(name).inc())
+    place = _place(parts, observers)
+    queue = _queue(parts, place, queue_rules)
+    witness = Witness(parts.deaths, parts.fleet)
+    retries = Retries(
+        parts.config.forward,
+        fleet=parts.fleet,
+        place=place,
+        witness=witness,
+        metrics=parts.metrics,
+    )
+    headers = RequestHeaders(parts.engine_key, parts.withheld, observers)
+    sender = _sender(parts, headers=headers, retries=retries)
+    reader, tokenizer = _reader(parts), _tokenizer(parts)
+    settling = Settling()
+    story = Story(
+        Steps(
+            turns=turns,
+            reader=reader,
+            prompts=Prompts(
+                fleet=parts.fleet,
+                models=parts.discovery.served_models,
+                owners=owners,
+                tokenizer=tokenizer,
+                ahead=_ahead(parts, turns),
+                queue=queue,
+            ),
+            place=place,
+            queue=queue,
+            sender=sender,
+            prefill=Prefill(
+                parts.config.prefill,
+                upstream=parts.upstream,
+                headers=headers,
+                place=place,
+                sender=sender,
+                retries=retries,
+                bootstraps=Bootstraps(parts.engine_api),
+                metrics=parts.metrics,
+            ),
+            relay=Relay(
+                witness=witness,
+                place=place,
+                metrics=parts.metrics,
+                observers=observers,
+            ),
+            recorder=Recorder(
+                caches=parts.caches,
+                observers=observers,
+                settling=settling,
+            ),
+            owners=owners,
+            retries=retries,
+            observers=observers,
+            settling=settling,
+            headers=headers,
+        )
+    )
+    if parts.fetches is not None:
+        observers.add(parts.fetches)
+    observers.add(
+        PredictionAudit(
+            caches=parts.caches,
+            tokens=_token_audit(parts),
+            fetches=parts.fetches,
+            metrics=parts.metrics,
+        )
+    )
+    return story
+
+
+def _token_audit(parts: Parts) -> TokenAudit:
+    return TokenAudit(
+        parts.prompters,
+        hand_over=parts.hand_over,
+        prove_ratio=parts.config.tokens.prove_ratio,
+        encoders=parts.threads.encode,
+        metrics=parts.metrics,
+    )
+
+
+def _reader(parts: Parts) -> Reader:
+    aliases = parts.config.models.aliases
+    return Reader(
+        fleet=parts.fleet,
+        withheld=parts.withheld,
+        session_headers=parts.config.session.read,
+        aliases=ModelAliases(aliases) if aliases else None,
+        early_stream_s=parts.config.forward.early_stream_s,
+    )
+
+
+def _ahead(parts: Parts, turns: Turns) -> Ahead:
+    return Ahead(
+        fleet=parts.fleet,
+        caches=parts.caches,
+        lookup=_lookup(parts),
+        encoders=parts.threads.encode,
+        turns=turns,
+    )
+
+
+def _place(parts: Parts, observers: Observers) -> Place:
+    matcher = Matcher(parts.caches, fetches=parts.fetches)
+    return Place(
+        fleet=parts.fleet,
+        matcher=matcher,
+        policy=_policy(parts.config.policy),
+        seed=random.SystemRandom().getrandbits(63),
+        outbox=parts.cluster.outbox,
+        metrics=parts.metrics,
+        observers=observers,
+    )
+
+
+def _queue(parts: Parts, place: Place, rules: QueueRules) -> WaitingRoom:
+    config = parts.config
+    return WaitingRoom(
+        config.queue,
+        is_on=config.queue.is_on(config.policy.name),
+        fleet=parts.fleet,
+        place=place,
+        metrics=parts.metrics,
+        keeps_alive=config.forward.early_stream_s is None,
+        rules=rules,
+        elsewhere=parts.cluster.queues,
+    )
+
+
+def _tokenizer(parts: Parts) -> Tokenizer:
+    config = parts.config.tokens
+    engine = EngineTokenizer(
+        parts.engine_api,
+        partial(_least_busy, parts.fleet),
+        timeout_s=config.engine_timeout_s,
+    )
+    workers = Workers(parts.threads.encode, parts.threads.heavy)
+    finder = MediaFinder(engine, parts.threads.encode)
+    return Tokenizer(
+        prompters=parts.prompters,
+        workers=workers,
+        engine=engine,
+        media=MediaTokenizer(finder, workers, parts.metrics),
+        max_tokens=parts.fleet.offers.longest,
+        metrics=parts.metrics,
+    )
+
+
+def _sender(parts: Parts, *, headers: RequestHeaders, retries: Retries) -> Sender:
+    return Sender(
+        parts.upstream,
+        models=parts.discovery.served_models,
+        sleepers=parts.discovery.sleepers,
+        headers=headers,
+        retries=retries,
+        hand_over=parts.hand_over,
+        metrics=parts.metrics,
+    )
+
+
+def _policy(config: PolicyConfig) -> Policy:
+    try:
+        return create(config.name, config.params)
+    except ValueError as exc:
+        raise ConfigError(f"policy: {exc}", param="policy.name") from exc
+
+
+def _owners(parts: Parts) -> Owners:
+    link = parts.cluster.sharing.link if parts.cluster.sharing is not None else None
+    return Owners(
+        parts.responses,
+        registry=parts.registry,
+        fleet=parts.fleet,
+        store=parts.cluster.store,
+        ttl_s=parts.config.session.ttl_s,
+        is_up=lambda: link is not None and link.is_up,
+        metrics=parts.metrics,
+    )
+
+
+def _lookup(parts: Parts) -> Lookup | None:
+    """Build what asks Redis itself for matches; None: the local copy is asked."""
+    if parts.config.index.mode != "redis":
+        return None
+    assert parts.cluster.store is not None  # the configuration was checked
+    assert parts.cluster.sharing is not None
+    link = parts.cluster.sharing.link
+    timeout_s = parts.config.redis.lookup_timeout_s
+    return Lookup(
+        LogTails(parts.cluster.store, timeout_s=timeout_s),
+        names=parts.cluster.names,
+        caches=parts.caches,
+        is_up=lambda: link.is_up,
+        metrics=parts.metrics,
+    )
+
+
+def _least_busy(fleet: Fleet, model: str) -> tuple[str, str] | None:
+    """Choose the replica to ask for tokens, name and URL; None: none serves the model."""
+    now_s = time.monotonic()
+    try:
+        candidates = fleet.offers.candidates(model, now_s)
+    except RouterError:
+        return None
+    views = fleet.load.views(candidates, {}, now_s)
+    least = min(zip(views, candidates, strict=True), key=lambda pair: pair[0].num_requests)
+    return least[1].replica.name, least[1].replica.url
+
 
 _O = TypeVar("_O")
 

@@ -1,7 +1,7 @@
 """Hash contracts: how an engine names the KV block of a token prefix, to the bit.
 
 What must live here: the algorithms, the seeds, the extra keys. What must not: tokens' origin, who
-holds a block, any I/O. router.kv_events.stored_view finds the contract that events obey.
+holds a block, any I/O. router.kv_events.contract_search finds the contract that events obey.
 
 The rule (source: vllm/v1/core/kv_cache_utils.py and vllm/utils/hashing.py, 0.32.0 and 0.33.0):
 

@@ -4,14 +4,17 @@ Engines, the Mooncake master and Redis are other processes, of other releases, a
 hostile. A decoder in C raises more than its own errors: `RecursionError` where brackets have no
 end (no `ValueError`), `UnicodeDecodeError`, `OverflowError`, `MemoryError` where a length is a lie.
 A reader that names some of them dies of the next one; here they have one name.
+
+Bounds of what is read of Redis, so that nothing there breaks arithmetic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 T = TypeVar("T")
 
@@ -45,3 +48,10 @@ def decoder(kind: type[T], wire: Literal["json", "msgpack"]) -> Callable[[bytes]
         else msgspec.msgpack.Decoder(kind).decode
     )
     return strict(made)
+
+
+Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Count = Annotated[int, Meta(ge=0, le=1 << 40)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]  # or milliseconds; no NaN is in it
+Text = Annotated[str, Meta(max_length=1_024)]
+Keys = Annotated[bytes, Meta(max_length=16 * 1024 * 1024)]

@@ -214,7 +214,7 @@ class MethodNotAllowed(ClientError):
 
 
 class AdminRefused(ClientError):
-    """A request to the admin port that is not an operator's; see router.http.guard."""
+    """A request to the admin port that is not an operator's; see router.http.admin."""
 
     code = "admin_refused"
 

@@ -20,9 +20,8 @@ from msgspec import Meta, Struct
 
 from policies.view import CandidateId
 from router.base.contracts import MAX_BLOCK_SIZE, BlockKey, HashContract
-from router.base.decoding import decoder
+from router.base.decoding import Count, Keys, Number, Seconds, Text, decoder
 from router.base.roles import Role, Transfer
-from router.base.wire_types import Count, Keys, Number, Seconds, Text
 
 MAX_ORDERS = 4_096
 """Orders that are read."""
@@ -144,7 +143,7 @@ class StreamStatus(Struct, frozen=True, array_like=True):
     groups: Annotated[tuple[KvGroup, ...], Meta(max_length=MAX_GROUPS)] = ()
     """The groups of a model with several, or one without full attention; in the order seen."""
     unknown: Annotated[tuple[Text, ...], Meta(max_length=MAX_UNKNOWN)] = ()
-    """Kinds of prompts with extra keys of an unknown form (router.kv_events.unknown_keys)."""
+    """Kinds of prompts with extra keys of an unknown form (router.kv_events.translation)."""
 
 
 class TierChange(Struct, frozen=True, array_like=True):
@@ -247,7 +246,7 @@ class PoolChanged(Struct, frozen=True, array_like=True, tag="pool"):
 
 
 Note = Struct
-"""A note of any kind: one of those here, or what its owner registers (router.cluster.notes)."""
+"""A note of any kind: one of those here, or what its owner registers (router.cluster.peers)."""
 
 
 class Notes(Struct, frozen=True, array_like=True):

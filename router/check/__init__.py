@@ -7,7 +7,7 @@
     seen                            what was seen of a replica, in the router's own structs
     run                             looks at everything, then judges
     finding, report                 a finding: ok, note, warning or error, with a hint; the report
-    deadline, reach                 how long to wait; whether something listens
+    reach                           whether something listens; how long to wait
 
 `warmroute status` says what a running router knows. Looking changes nothing. No lease is taken, no
 request goes to a model, Redis is only read, ports are tried and left. Engines see what they see of

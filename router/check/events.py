@@ -16,9 +16,8 @@ from router.base.addresses import reachable_endpoint
 from router.base.contracts import DEFAULT_SEED, BlockKey, HashContract
 from router.base.errors import ConfigError
 from router.base.messages import KvGroup
-from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
-from router.check.reach import CONNECT_S, reach
+from router.check.reach import CONNECT_S, Deadline, reach
 from router.check.seen import RankSeen, ReplicaSeen
 from router.cluster.candidate_source import CandidateSource
 from router.config import Config
@@ -29,7 +28,7 @@ from router.index.hit_length import is_understood
 from router.kv_events.follower import Pace, follow
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import REPLAY_TIMEOUT_S, EngineEvents, EventSource, Received
-from router.replicas.entry import Entry
+from router.replicas.replica import Entry
 
 EVENTS_PORT: Final = 5557
 

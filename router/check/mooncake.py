@@ -10,15 +10,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.base.errors import PoolError
-from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject, size
+from router.check.reach import Deadline
 from router.check.seen import ReplicaSeen
 from router.config import MooncakeConfig, PoolConfig
 from router.pool.catalog import PoolCatalog, Unreadable
-from router.pool.keys import names_in_keys
-from router.pool.layouts import Layout
-from router.pool.leader import find_leader
-from router.pool.master import SLICE, TIMEOUT_S, MasterApi, MasterFigures, masters
+from router.pool.layouts import Layout, names_in_keys
+from router.pool.master import SLICE, TIMEOUT_S, MasterApi, MasterFigures, find_leader, masters
 from router.pool.pools import layout_of
 
 CONNECTOR_FLAG: Final = (

@@ -1,4 +1,7 @@
-"""Whether something listens at an address: it connects, and sends nothing."""
+"""Whether something listens at an address: it connects, and sends nothing.
+
+And the time limit of a check.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import errno
 import os
 import socket
+import time
 from contextlib import suppress
 from typing import Final, Literal
 from urllib.parse import urlsplit
@@ -47,3 +51,21 @@ async def reach(endpoint: str, *, timeout_s: float) -> Reach:
 
 def _exists(path: str) -> bool:  # apart: ruff's ASYNC240 knows it for blocking
     return os.path.exists(path)
+
+
+class Deadline:
+    """When a check ends."""
+
+    __slots__ = ("_at_s",)
+
+    def __init__(self, wait_s: float) -> None:
+        self._at_s = time.monotonic() + wait_s
+
+    @property
+    def left_s(self) -> float:
+        """The remaining time, at least 0."""
+        return max(0.0, self._at_s - time.monotonic())
+
+    def at_most(self, timeout_s: float) -> float:
+        """Shorten a timeout to the remaining time; always above 0."""
+        return max(0.01, min(timeout_s, self.left_s))

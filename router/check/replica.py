@@ -18,14 +18,14 @@ from router.base.errors import (
 )
 from router.base.roles import Role
 from router.check import events, tokenizer
-from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
+from router.check.reach import Deadline
 from router.check.seen import Failure, ReplicaSeen
 from router.check.tokenizer import Tokenizers
 from router.config import Config, bootstrap_of, pool_of
 from router.discovery.engine_api import EngineApi
 from router.discovery.engine_facts import EngineFacts
-from router.replicas.entry import Entry
+from router.replicas.replica import Entry
 
 _TOOLS_S: Final = 5.0  # to render one short chat
 _NUM_CONNECTIONS: Final = 8  # two engines behind one address are seen in 99 of 100 checks

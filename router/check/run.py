@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 from router.check import host, mooncake, redis, replica, sources, together
-from router.check.deadline import Deadline
 from router.check.mooncake import PoolSeen
+from router.check.reach import Deadline
 from router.check.report import Report
 from router.check.seen import ReplicaSeen
 from router.check.tokenizer import Tokenizers
@@ -17,8 +17,8 @@ from router.config.secrets import read_secret
 from router.config.tls import client_tls
 from router.discovery.engine_api import EngineApi
 from router.replicas.engine_key import EngineKey
-from router.replicas.entry import Entry
 from router.replicas.registry import Registry
+from router.replicas.replica import Entry
 
 
 async def check(

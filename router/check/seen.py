@@ -12,8 +12,7 @@ from router.check.reach import Reach
 from router.discovery.engine_facts import EngineFacts
 from router.discovery.engine_pages import ServerInfo
 from router.kv_events.subscriber import EventSource
-from router.replicas.entry import Entry
-from router.replicas.replica import ServedModel
+from router.replicas.replica import Entry, ServedModel
 from router.tokens.id_probe import Difference
 
 Failure = Literal["api key", "unknown host", "no answer", "other"]

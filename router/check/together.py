@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from router.check.finding import Finding, Subject
 from router.check.seen import ReplicaSeen
 from router.config import EventsConfig
-from router.replicas.event_ports import EventOwners, EventPorts
+from router.replicas.replica import EventOwners, EventPorts
 
 _REPLICAS: Final = Subject("replicas")
 

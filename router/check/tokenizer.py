@@ -11,15 +11,14 @@ from msgspec.structs import replace
 from router.base.errors import RouterError
 from router.base.releases import Release, rules_of
 from router.base.threads import in_thread
-from router.check.deadline import Deadline
 from router.check.finding import Finding, Subject
+from router.check.reach import Deadline
 from router.check.seen import ModelSeen
 from router.config import TokensConfig
 from router.discovery.engine_api import EngineApi
-from router.discovery.id_comparison import compare
+from router.discovery.model_watch import compare
 from router.discovery.prompter_loader import configured_prompter
-from router.replicas.entry import Entry
-from router.replicas.replica import ServedModel
+from router.replicas.replica import Entry, ServedModel
 from router.tokens import NeedsEngine, Prompter
 
 # -- look ----------------------------------------------------------------------------------------

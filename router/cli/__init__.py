@@ -7,12 +7,10 @@ packages, `config_options` has `--set` and the flags of keys, `terminal` and `fi
 
 from router.cli.admin import admin_token
 from router.cli.group import main
-from router.cli.page import page
 from router.cli.replicas import engine, replicas
-from router.cli.serve import check, options, policies, schema, serve
+from router.cli.serve import check, options, policies, schema, serve, tenant_key
 from router.cli.sessions import why
-from router.cli.status import status
-from router.cli.tenants import tenant_key
+from router.cli.status import page, status
 from router.cli.watch import tail
 
 __all__ = ["main"]

@@ -13,8 +13,7 @@ import click
 
 from router.base.roles import Role, Transfer
 from router.cli.admin import Admin, admin_options, echo_json
-from router.cli.figures import num
-from router.cli.terminal import drawing, drawn
+from router.cli.terminal import drawing, drawn, num
 
 _POLL_S: Final = 1.0
 _QUESTIONS: Final = ("is_sleeping", "is_paused")

@@ -8,21 +8,26 @@ from urllib.parse import quote, urlencode
 import click
 
 from router.cli.admin import Admin, Refused, admin_options, echo_json
-from router.cli.columns import Column, explained, fitted
-from router.cli.figures import (
+from router.cli.terminal import (
+    Column,
     again,
     cell_of_duration,
     cell_of_name,
     clock,
+    drawing,
+    drawn,
+    explained,
+    fitted,
+    grid,
     listed,
     money,
     num,
+    one_line,
     session_name,
     share,
     waited,
     waiting,
 )
-from router.cli.terminal import drawing, drawn, grid, one_line
 
 SPENDING: Final = (
     Column("prompt-s", "GPU seconds of prompts", 2, is_right=True),

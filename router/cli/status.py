@@ -1,4 +1,4 @@
-"""`warmroute status`: how a running router is, once."""
+"""`warmroute status`: how a running router is, once; `warmroute page`: where its live page is."""
 
 from __future__ import annotations
 
@@ -10,14 +10,27 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from router.cli.admin import Admin, admin_options, echo_json
-from router.cli.columns import Column, explained, fitted
-from router.cli.figures import again, age, bar, cell_of_duration, listed, num, share
-from router.cli.terminal import drawing, drawn, one_line
+from router.cli.terminal import (
+    Column,
+    again,
+    age,
+    bar,
+    cell_of_duration,
+    drawing,
+    drawn,
+    explained,
+    fitted,
+    listed,
+    num,
+    one_line,
+    share,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
 
 State = dict[str, Any]
 
@@ -251,3 +264,20 @@ def tokens_line(state: State) -> Text:
         part = share(sum(causes.values()), total)
         text.append(f", {part} computed again: {listed(causes)}", "yellow")
     return text
+
+
+@click.command()
+@admin_options
+def page(admin: Admin) -> None:
+    """Print a link to the live page.
+
+    The page shows what the router does: caches, load, the queue, sessions, and why tokens were
+    computed. On a terminal the link has your admin token, behind a #. A browser keeps that part to
+    itself, and the page removes it from the address at once.
+    """
+    admin.ask("GET", "state")  # a link that does not work is none
+    link = f"{admin.url.rstrip('/')}/"
+    token = admin.token() if sys.stdout.isatty() else None
+    if token is not None:
+        link += f"#token={token}"
+    echo_json({"url": link}) if admin.as_json else click.echo(link)

@@ -11,22 +11,23 @@ import click
 from router.api.sessions import engine_name, session_hash
 from router.base.bounded import Bounded
 from router.cli.admin import Admin, NoRouter, Refused, admin_options, echo_json
-from router.cli.columns import Column, explained
-from router.cli.figures import (
+from router.cli.status import routers
+from router.cli.terminal import (
+    Column,
     again,
     cell_of_duration,
     cell_of_name,
     clock,
+    explained,
     listed,
     num,
+    one_line,
     session_name,
     share,
     titles,
     waited,
     waiting,
 )
-from router.cli.status import routers
-from router.cli.terminal import one_line
 
 PAUSE_S: Final = 1.0  # between tries to find a router that is gone
 LONG_S: Final = 15.0  # a request that has waited for so long is named

@@ -38,7 +38,7 @@ from router.base.messages import (
     encode,
     pack_keys,
 )
-from router.cluster.candidate_names import CandidateNames
+from router.cluster.candidate_source import CandidateNames
 from router.index.cache_view import CacheView
 from router.index.claims import Claim
 from router.metrics import Metrics

@@ -7,40 +7,188 @@
     left       it has ended             ends what it had left open
 
 Each note changes the same fleet, caches and sessions that our own requests change. A note may be
-late, lost or received twice: see router.cluster.lease_tracker. How notes travel is in redis_store
+late, lost or received twice: `LeaseTracker` has the rules. How notes travel is in redis_store
 and loops, our own notes are in outbox.
+
+Rules of leases, for a router whose lease numbers grow:
+
+1. A begin is one lease, however often it is received. One whose end was received stays ended.
+2. A heartbeat lists what is open up to number `last`. What it does not list is over.
+3. What it lists and we do not know was lost on the way: it is *missing* until it comes again.
+4. A begin up to `last` that is not missing is an old one: it is over.
+5. A load (all that was open at some moment) is joined by begins, then ends what it lacks. It may
+   be older or newer than the last heartbeat: rules 1 and 4 hold for it, too.
+
+No I/O, no clock; the values are the caller's.
+
+`NoteKinds` are the kinds of notes that routers send each other, and who receives each. The owner of
+a kind registers it. The notes of an entry are decoded in one step. If one is malformed, or of a
+kind that is not registered here, it is left out, and the others count.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, cast
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import reduce
+from typing import Any, Final, Generic, TypeVar, cast
 
+import msgspec
 from msgspec import Struct
 
 from router.base.contracts import BlockKey
+from router.base.decoding import UNDECODABLE, Text, decoder
 from router.base.messages import (
     Alive,
     Answered,
     Began,
     Ended,
     Left,
+    Note,
     Notes,
     OpenLeases,
     SessionState,
     decode_load,
     unpack_words,
 )
-from router.cluster.candidate_names import CandidateNames
-from router.cluster.lease_tracker import LeaseTracker
-from router.cluster.notes import NoteKinds
+from router.cluster.candidate_source import CandidateNames
 from router.index.cache_view import CacheView
 from router.index.claims import Claim
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease
 from router.scheduling.conversations import Conversations
+
+N = TypeVar("N", bound=Note)
+
+Receive = Callable[[N, str, float], object]
+"""Takes a note, the name of the router that sent it, and now."""
+
+
+class _RawNotes(Struct, frozen=True, array_like=True):
+    """`Notes`, not decoded yet."""
+
+    router: Text
+    notes: tuple[msgspec.Raw, ...]
+
+
+_decode_entry = decoder(_RawNotes, "msgpack")
+
+
+class NoteKinds:
+    """The registry of kinds. `num_garbage` counts the notes and entries that were left out."""
+
+    def __init__(self) -> None:
+        self.num_garbage = 0
+        self._receivers: dict[type[Note], Receive[Any]] = {}
+        self._with_own: set[type[Note]] = set()
+        self._decode: Callable[[msgspec.Raw], Note] = msgspec.msgpack.Decoder(Note).decode
+        self._decode_all: Callable[[bytes], tuple[str, tuple[Note, ...]]] | None = None
+
+    def register(self, kind: type[N], receive: Receive[N], *, with_own: bool = False) -> None:
+        """Register the receiver of a kind of notes. Its tag tells it from the other kinds.
+
+        `with_own`: our own, too, as they come back: their order among the others' counts.
+        """
+        self._receivers[kind] = receive
+        if with_own:
+            self._with_own.add(kind)
+        kinds: Any = reduce(operator.or_, self._receivers)
+        self._decode = msgspec.msgpack.Decoder(kinds).decode
+        self._decode_all = msgspec.msgpack.Decoder(tuple[Text, tuple[kinds, ...]]).decode
+
+    def decode(self, packed: bytes) -> Notes:
+        """Decode what a router published.
+
+        Raises:
+            ValueError: it is none.
+        """
+        if self._decode_all is not None:
+            with suppress(*UNDECODABLE):  # one of them is malformed, or of an unknown kind
+                return Notes(*self._decode_all(packed))
+        try:
+            entry = _decode_entry(packed)
+        except ValueError:
+            self.num_garbage += 1
+            raise
+        notes = []
+        for each in entry.notes:
+            try:
+                notes.append(self._decode(each))
+            except UNDECODABLE:
+                self.num_garbage += 1
+        return Notes(entry.router, tuple(notes))
+
+    def receive(self, note: Note, router: str, now_s: float, *, is_own: bool) -> None:
+        """Pass a note to the receiver of its kind.
+
+        Raises:
+            ValueError: it is malformed.
+        """
+        receive = self._receivers.get(type(note))
+        if receive is not None and (not is_own or type(note) in self._with_own):
+            receive(note, router, now_s)
+
+
+T = TypeVar("T")
+
+MAX_LEASES: Final = 100_000
+"""The most leases of one router that are open at once; more are not tracked."""
+
+
+class LeaseTracker(Generic[T]):
+    """The open leases of one other router, each with the caller's value."""
+
+    __slots__ = ("_ended", "_last", "missing", "open")
+
+    def __init__(self) -> None:
+        self.open: dict[int, T] = {}
+        self.missing: set[int] = set()  # listed as open, but not known here
+        self._last = 0  # of the newest heartbeat or load
+        self._ended: set[int] = set()  # whose end came since the newest heartbeat
+
+    def can_begin(self, number: int) -> bool:
+        """Return whether a lease is a new one, or its begin an old note."""
+        if number in self.open or number in self._ended or len(self.open) >= MAX_LEASES:
+            return False
+        return number > self._last or number in self.missing
+
+    def begin(self, number: int, value: T) -> None:
+        """Open a lease that `can_begin`."""
+        self.open[number] = value
+        self.missing.discard(number)
+
+    def end(self, number: int) -> T | None:
+        """Close a lease; None if it is not open. A later begin of it is an old one."""
+        if len(self._ended) < MAX_LEASES:
+            self._ended.add(number)
+        self.missing.discard(number)
+        return self.open.pop(number, None)
+
+    def keep(self, listed: Collection[int], last: int) -> list[T]:
+        """Apply a heartbeat; return what is over by it, oldest first."""
+        over = self._close_unlisted(listed, last)
+        if last >= self._last:  # else an old one, received again
+            self._last = last
+            self.missing = {n for n in listed if n not in self.open and n not in self._ended}
+            # One still listed ended after this heartbeat was made: its begin may come once more.
+            self._ended = {n for n in self._ended if n > last or n in listed}
+        return over
+
+    def joined(self, listed: Collection[int], last: int) -> list[T]:
+        """Apply a load whose leases have been begun; return what is over by it."""
+        over = self._close_unlisted(listed, last)
+        self.missing = {number for number in self.missing if number > last}
+        self._last = max(self._last, last)
+        return over
+
+    def _close_unlisted(self, listed: Collection[int], last: int) -> list[T]:
+        listed = frozenset(listed)
+        over = [number for number in self.open if number <= last and number not in listed]
+        return [self.open.pop(number) for number in over]
+
 
 logger = logging.getLogger(__name__)
 

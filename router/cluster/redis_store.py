@@ -23,11 +23,13 @@ Notes are published on the channel `notes:SCHEMA:DB`, and kept nowhere.
 A log takes 8 bytes for each block that it names. Its writer begins it again with what is held once
 most of it is old: 8 to 24 bytes for each block of a replica. A bucket stays a listpack (a ziplist
 before Redis 7) up to 512 blocks: 33 million blocks of pools, 19 bytes each. To clear a pool is to
-call its bit dead; the next store takes another. `sweep` takes dead bits out of the buckets.
+call its bit dead; the next store takes another. `sweep` takes dead bits out of the buckets, and
+removes old streams and old sessions.
 """
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -50,13 +52,82 @@ from router.base.messages import (
 from router.cluster import redis_scripts as scripts
 from router.cluster.redis_connection import RedisConnection, Subscription, Word
 from router.cluster.redis_errors import is_out_of_memory
-from router.cluster.redis_log import LogPart, LogReader, read_logs
 from router.cluster.redis_records import RedisRecords
-from router.cluster.redis_scripts import Script, Scripts
-from router.cluster.redis_snapshot import PoolSnapshot, begin_snapshot, read_heads
-from router.cluster.redis_sweep import Swept, sweep
-from router.cluster.redis_writes import append_words, pool_calls
+from router.cluster.redis_scripts import Script, Scripts, append_words, pool_calls
+from router.cluster.redis_snapshot import (
+    NUM_BUCKETS,
+    LogPart,
+    LogReader,
+    PoolSnapshot,
+    begin_snapshot,
+    read_heads,
+    read_logs,
+)
 from router.config import RedisConfig
+
+_SWEPT_BLOCKS: Final = 1_000  # a call: about a millisecond of the server's time
+_SESSIONS_A_CALL: Final = 500
+
+
+class Swept(Struct, frozen=True, kw_only=True):
+    """What a sweep did; not ours: another router sweeps."""
+
+    is_ours: bool
+    num_changed: int = 0  # blocks that lost some holders
+    num_dropped: int = 0  # blocks that lost all
+    num_bits: int = 0  # freed
+    num_streams: int = 0  # forgotten
+    num_sessions: int = 0  # forgotten
+
+
+async def sweep(
+    store: Scripts, *, router: str, lease_ms: int, pause_s: float, forget_after_s: float
+) -> Swept:
+    """Clear dead bits in the buckets, forget streams long without a lease, and old sessions.
+
+    Args:
+        router: Who sweeps; one at a time.
+        lease_ms: For how long it may.
+        pause_s: Between two calls, of about a millisecond each.
+        forget_after_s: A stream that no router wrote for so long is forgotten.
+    """
+    is_ours, num_streams, dead = await store.run(
+        scripts.DEAD, router, lease_ms, round(forget_after_s * 1000)
+    )
+    if not is_ours:
+        return Swept(is_ours=False)
+    bucket, num_changed, num_dropped = (0 if dead else NUM_BUCKETS), 0, 0
+    while bucket < NUM_BUCKETS:
+        bucket, changed, dropped = await store.run(
+            scripts.SWEEP, router, lease_ms, bucket, _SWEPT_BLOCKS
+        )
+        if bucket < 0:  # it took too long and another router began
+            return Swept(is_ours=False, num_changed=num_changed, num_dropped=num_dropped)
+        num_changed += changed
+        num_dropped += dropped
+        await asyncio.sleep(pause_s)
+    num_sessions = await _forget_sessions(store, pause_s)
+    num_bits = await store.run(scripts.FREE, router, *dead)
+    return Swept(
+        is_ours=True,
+        num_changed=num_changed,
+        num_dropped=num_dropped,
+        num_bits=num_bits,
+        num_streams=num_streams,
+        num_sessions=num_sessions,
+    )
+
+
+async def _forget_sessions(store: Scripts, pause_s: float) -> int:
+    position, num_sessions = b"0", 0
+    num_over: int
+    while True:
+        position, num_over, _ = await store.run(scripts.SESSIONS, position, _SESSIONS_A_CALL)
+        num_sessions += num_over
+        if position == b"0":
+            return num_sessions
+        await asyncio.sleep(pause_s)
+
 
 _NOT_REDIS: Final = "what answers there does not answer as Redis does"
 
@@ -277,7 +348,7 @@ class RedisStore:
     # -- sweeping ----------------------------------------------------------------------------
 
     async def sweep(self, *, pause_s: float = 0.005, forget_after_s: float = 86_400.0) -> Swept:
-        """Remove dead bits, old streams and old sessions; see router.cluster.redis_sweep."""
+        """Remove dead bits, old streams and old sessions; see router.cluster.redis_store."""
         return await sweep(
             self._scripts,
             router=self._router,

@@ -1,6 +1,6 @@
 """The one configuration tree: sections, defaults, units; and how it is read.
 
-    ports, replicas, discovery, routing, redis, prefill, tracing, experiments
+    ports, replicas, discovery, routing, redis, prefill, observers, experiments
               the sections, by subject                              `ListenConfig`, …
     tree      all sections; each leaf as an option                  `Config`, `options`
     loader    defaults, YAML file, variables, --set, flags                `load`
@@ -21,6 +21,7 @@ from router.config import yaml_file
 from router.config.checks import check_pool, check_replica, check_replica_list
 from router.config.discovery import DiscoveryConfig
 from router.config.loader import load, read_yaml
+from router.config.observers import TracingConfig
 from router.config.ports import (
     ADMIN_TOKEN,
     ADMIN_TOKEN_FILE,
@@ -49,7 +50,6 @@ from router.config.routing import (
     SessionConfig,
     TokensConfig,
 )
-from router.config.tracing import TracingConfig
 from router.config.tree import SECTIONS, Config, Option, options
 
 __all__ = [

@@ -21,12 +21,12 @@ from router.base.errors import ConfigError, ConfigErrors
 from router.config.discovery import check_discovery
 from router.config.experiments import check as check_experiment
 from router.config.hosts import HostRules
+from router.config.observers import check_tracing
 from router.config.ports import AdminConfig
 from router.config.prefill import check_roles
 from router.config.redis import check_redis
 from router.config.replicas import ReplicaConfig, pool_of
 from router.config.routing import PolicyConfig
-from router.config.tracing import check_tracing
 from router.config.tree import Config
 
 _OWN_HOSTS = ("127.0.0.1", "::1", "localhost")

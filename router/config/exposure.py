@@ -11,10 +11,10 @@ from router.config.tree import Config
 logger = logging.getLogger(__name__)
 
 
-def announce(config: Config, data_url: str, admin_url: str, note: str = "") -> None:
+def announce(config: Config, data_url: str, admin_url: str) -> None:
     """Announce where a router listens, and who can send it requests without a key."""
     url = bound_url(data_url, config.listen.host)
-    print(f"warmroute listens on {url} (admin: {admin_url}){note}", file=sys.stderr, flush=True)
+    print(f"warmroute listens on {url} (admin: {admin_url})", file=sys.stderr, flush=True)
     if (reached_by := open_to(config)) is not None:
         logger.warning("clients need no key", extra={"open_to": reached_by})
 

@@ -6,26 +6,15 @@ import ssl
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from router.base.errors import ConfigError
-from router.config import ForwardConfig
+from router.config import AdminConfig, ForwardConfig, ListenConfig
 
 _NO_TLS: Final = frozenset(
     {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"}
 )
 """OpenSSL's reasons where the other side answered something else than TLS."""
-
-
-class Files(Protocol):
-    """A section of the configuration with a server's certificate."""
-
-    @property
-    def tls_cert(self) -> Path | None: ...
-    @property
-    def tls_key(self) -> Path | None: ...
-    @property
-    def tls_client_ca(self) -> Path | None: ...
 
 
 class Tls:
@@ -58,7 +47,7 @@ class Tls:
         self.context = context
 
 
-def server_tls(files: Files, section: str) -> Tls | None:
+def server_tls(files: ListenConfig | AdminConfig, section: str) -> Tls | None:
     """Read a port's certificate; None: it speaks plain HTTP.
 
     Args:
@@ -85,7 +74,7 @@ def _named(section: object, prefix: str) -> dict[str, Path]:
     return {f"{prefix}.{name}": file for name, file in files.items() if file is not None}
 
 
-def _server_context(files: Files, section: str) -> ssl.SSLContext:
+def _server_context(files: ListenConfig | AdminConfig, section: str) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])

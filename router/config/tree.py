@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from router.config.discovery import DiscoveryConfig
 from router.config.experiments import Experiment
-from router.config.observers import ObserversConfig
+from router.config.observers import ObserversConfig, TracingConfig
 from router.config.ports import AdminConfig, LimitsConfig, ListenConfig, TenantsConfig
 from router.config.prefill import PrefillConfig
 from router.config.redis import RedisConfig
@@ -34,7 +34,6 @@ from router.config.routing import (
     SessionConfig,
     TokensConfig,
 )
-from router.config.tracing import TracingConfig
 
 
 class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -31,7 +31,7 @@ from router.base.errors import DiscoveryError
 from router.config import ReplicaConfig
 from router.config.discovery import host_and_port
 from router.discovery.sources import Sources
-from router.replicas.entry import Found
+from router.replicas.replica import Found
 
 _TRY_S: Final = 2.0  # one server, once
 _LIFETIME_S: Final = 6.0  # one question, all servers

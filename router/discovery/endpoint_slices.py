@@ -28,7 +28,7 @@ from router.base.errors import DiscoveryError
 from router.base.roles import Role
 from router.config import ReplicaConfig
 from router.config.replicas import CostPerHour
-from router.replicas.entry import Found
+from router.replicas.replica import Found
 
 SERVICE_LABEL: Final = "kubernetes.io/service-name"
 ROLE_LABEL: Final = "warmroute.io/role"

@@ -28,13 +28,11 @@ from router.config.tls import Tls, system_tls
 from router.config.tls import refusal as tls_refusal
 from router.discovery import engine_pages as pages
 from router.discovery.engine_facts import EngineFacts, RankLoads, read_facts, read_loads
-from router.discovery.engine_metrics import NO_METRICS, EngineMetrics, SleepState
-from router.discovery.engine_pages import ServerInfo
+from router.discovery.engine_pages import NO_METRICS, EngineMetrics, ServerInfo, SleepState
 from router.kv_events.subscriber import EventSource
 from router.replicas.engine_key import NO_KEY, EngineKey
 from router.replicas.replica import ServedModel
-from router.upstream.connections import Strays
-from router.upstream.connector import Connector
+from router.upstream.connections import Connector, Strays
 from router.upstream.failures import unreachable
 from router.upstream.session import HttpSession, Response, StrayAnswer
 

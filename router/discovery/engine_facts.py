@@ -22,13 +22,12 @@ from msgspec import Struct
 from router.base.releases import V0_32, is_at_least
 from router.base.roles import Role
 from router.config import EventsConfig, ReplicaConfig
-from router.discovery import engine_metrics
-from router.discovery.engine_metrics import EngineMetrics, SleepState
+from router.discovery import engine_pages as engine_metrics
+from router.discovery.engine_pages import EngineMetrics, SleepState
 from router.kv_events.subscriber import EventSource
 from router.replicas.candidate_state import EngineLoad
-from router.replicas.event_ports import EventPorts
-from router.replicas.replica import ServedModel
-from router.replicas.signs import Figures
+from router.replicas.health import Figures
+from router.replicas.replica import EventPorts, ServedModel
 
 _POOL_METRIC: Final = "vllm:mooncake_store_"  # of the connector (0.32.0), only if it is on
 _FETCH_METRIC: Final = "vllm:num_requests_kv_fetch_by_stage"  # of what can load KV (0.32.0)

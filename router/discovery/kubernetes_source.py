@@ -23,7 +23,7 @@ from router.base.errors import DiscoveryError
 from router.discovery.endpoint_slices import Slice, replicas_in
 from router.discovery.kubernetes_api import ANSWER_S, Expired, KubernetesApi, SliceChange
 from router.discovery.sources import Sources
-from router.replicas.entry import Found
+from router.replicas.replica import Found
 
 _WATCH_S: Final = 120.0
 _PAUSES_S: Final = (0.5, 30.0)

@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 from router.discovery.status import UNDISCOVERED, Waiting
-from router.discovery.watch import HISTORY
+from router.discovery.watches import HISTORY
 from router.replicas.fleet import Fleet
 from router.tokens import Prompters
 

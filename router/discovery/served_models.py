@@ -1,7 +1,7 @@
 """What replicas serve, kept up to date while they run: adapters are loaded and unloaded.
 
     when                             replicas that are asked
-    every `health.load_interval_s`   each (router.discovery.watch)
+    every `health.load_interval_s`   each (router.discovery.watches)
     after an order of ours           those that it went to (router.http.control)
     a model that no replica serves   all, before the answer is 404: at most once a second
     an engine's 404 for a model      that engine, before the client gets the 404

@@ -32,12 +32,11 @@ from collections.abc import Callable
 from typing import Final
 
 from router.base.errors import SetAside
-from router.discovery.engine_metrics import SleepState
+from router.discovery.engine_pages import SleepState
 from router.index.cache_view import CacheView
 from router.kv_events.stream import RankStream
-from router.replicas.entry import Ordered
 from router.replicas.fleet import Fleet
-from router.replicas.replica import Replica, candidates_of
+from router.replicas.replica import Ordered, Replica, candidates_of
 from router.upstream import Upstream
 
 logger = logging.getLogger(__name__)

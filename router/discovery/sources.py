@@ -25,7 +25,7 @@ from router.config import check_pool, check_replica
 from router.config.hosts import HostRules
 from router.discovery.status import UNDISCOVERED, Waiting
 from router.metrics import SourceState
-from router.replicas.entry import Found
+from router.replicas.replica import Found
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from router.base.messages import Evacuation
 from router.config import Config, ReplicaConfig
 from router.discovery.status import Status
 from router.discovery.watches import Watches
-from router.http.answers import metrics_answer
+from router.http.connection import metrics_answer
 from router.http.control import Control, EngineOrder
 from router.metrics import Metrics
 from router.request.explain import Explainer

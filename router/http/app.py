@@ -1,7 +1,7 @@
 """The data port: what clients talk to. Routes, bodies in, answers out, errors as JSON.
 
 No routing here: a request becomes an `Inbound`, which router.request.story answers. The
-router's own pages are in router.http.pages, and observers may add routes (router.http.own_routes);
+router's own pages are in router.http.pages, and observers may add routes (router.http.pages);
 router.api.routes says which routes go to engines.
 """
 
@@ -28,12 +28,10 @@ from router.base.errors import (
 )
 from router.discovery.readiness import Readiness
 from router.http.access import Access, page_headers, preflight
-from router.http.answers import InternalError, error_answer, without_message
+from router.http.connection import InternalError, error_answer, without_message
 from router.http.draining import Draining
-from router.http.exchange import Exchange, request_ids
-from router.http.intake import HeldBody, Intake
-from router.http.own_routes import Asked, OwnRoutes
-from router.http.pages import PING, Pages
+from router.http.exchange import Exchange, HeldBody, Intake, request_ids
+from router.http.pages import PING, Asked, OwnRoutes, Pages
 from router.metrics import Metrics
 from router.request.results import Inbound
 from router.request.story import Story

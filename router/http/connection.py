@@ -12,14 +12,51 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol, cast
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
+from router.api.failures import error_body, error_headers
 from router.base.errors import BadRequest, HeadersTooLarge, RouterError
-from router.http.answers import InternalError, error_answer, without_message
+from router.metrics import Metrics
+
+if TYPE_CHECKING:
+    from router.http.server import Listener
+
+
+METRICS_HEADERS: Final = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+
+
+class InternalError(RouterError):
+    """Our own bug; the log has the traceback, the client a request id."""
+
+
+def error_answer(
+    error: RouterError, path: str, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """Answer an error in the shape of the API behind `path`."""
+    return web.Response(
+        status=error.status,
+        body=error_body(error, path),
+        content_type="application/json",
+        headers={**(headers or {}), **error_headers(error)},
+    )
+
+
+async def metrics_answer(metrics: Metrics) -> web.Response:
+    """Answer all metrics in Prometheus' text format."""
+    return web.Response(body=await metrics.render_in_turns(), headers=METRICS_HEADERS)
+
+
+def without_message(
+    error: BaseException,
+) -> tuple[type[InternalError], InternalError, TracebackType | None]:
+    """Return where an error happened, for a log: its message may quote the request."""
+    return (InternalError, InternalError(type(error).__name__), error.__traceback__)
+
 
 # Source: struct tcp_info in linux/tcp.h since 4.1: u64 tcpi_bytes_acked at offset 120.
 _TCP_INFO: Final = getattr(socket, "TCP_INFO", None)
@@ -29,22 +66,6 @@ _BYTES_ACKED_AT: Final = 120
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 """Answers requests."""
-
-
-class Owner(Protocol):
-    """Opens connections, and is called at what happens to them: the listener."""
-
-    def opened(self, connection: Connection) -> None:
-        """Record that a connection can be used."""
-
-    def closed(self, connection: Connection) -> None:
-        """Record that a connection that was opened is gone."""
-
-    def not_http(self, connection: Connection, kind: str) -> None:
-        """Record that a client sent what is no request; `kind` is the parser's name for it."""
-
-    def answers(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        """Receive an answer before its head goes out."""
 
 
 class Request(web.BaseRequest):
@@ -72,7 +93,7 @@ class Connection(web.RequestHandler):
         self,
         manager: web.Server,
         *,
-        owner: Owner,
+        owner: Listener,
         wire: socket.socket,
         address: str,
         **options: Any,

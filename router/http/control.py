@@ -24,8 +24,8 @@ from router.base.errors import BadRequest, UnknownReplica, UpstreamError
 from router.discovery.engine_api import EngineApi
 from router.discovery.served_models import ServedModels
 from router.discovery.sleep import Sleepers
-from router.replicas.entry import Entry, Ordered
 from router.replicas.registry import Registry
+from router.replicas.replica import Entry, Ordered
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,12 @@
-"""One client's request, and the answer to it so far."""
+"""One client's request, and the answer to it so far.
+
+Its body is bounded as it comes in, alone and with all others. Only bytes that arrived count: a
+client that announces much and sends little takes up little.
+
+The HTTP parser refuses two lengths, a length beside a transfer coding, and codings that do not end
+in `chunked`. A framing that another server could read differently is refused here (RFC 9112
+section 6).
+"""
 
 from __future__ import annotations
 
@@ -8,17 +16,29 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, Self
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 
+from router.api.body_fields import Withheld
 from router.api.clients import Client
-from router.api.encodings import is_encoded
 from router.api.failures import engine_error_event, error_event
-from router.base.caller import ANYBODY
-from router.base.errors import ShuttingDown, UpstreamBroken
+from router.api.forms import SMALL_BYTES
+from router.api.not_json import AsSent, is_encoded, utf8
+from router.api.routes import Route
+from router.base.caller import ANYBODY, Caller
+from router.base.errors import (
+    BadRequest,
+    Overloaded,
+    PayloadTooLarge,
+    ShuttingDown,
+    UnsupportedEncoding,
+    UpstreamBroken,
+)
+from router.config import LimitsConfig
 from router.http.access import page_headers
+from router.metrics import Metrics
 
 _LAST_WORD_S: Final = 0.5
 _COMMENT: Final = b": no token yet\n\n"
@@ -217,3 +237,169 @@ class Exchange:
         if self.request.transport is not None:
             self.request.transport.abort()
         return self.response or web.Response(status=499)
+
+
+class Intake:
+    """The budget for the bodies of all requests in flight."""
+
+    __slots__ = ("_limits", "_withheld", "held_bytes")
+
+    def __init__(self, limits: LimitsConfig, withheld: Withheld, metrics: Metrics) -> None:
+        self._limits = limits
+        self._withheld = withheld
+        self.held_bytes = 0
+        metrics.body_bytes.set_function(lambda: self.held_bytes)
+
+    def hold(self) -> HeldBody:
+        """Hold one request's body; it counts until the context ends."""
+        return HeldBody(self, self._limits, self._withheld)
+
+
+class HeldBody:
+    """One request's part of the budget; a context, at whose end the body is no longer held."""
+
+    __slots__ = ("_intake", "_limits", "_num_bytes", "_withheld")
+
+    def __init__(self, intake: Intake, limits: LimitsConfig, withheld: Withheld) -> None:
+        self._intake = intake
+        self._limits = limits
+        self._withheld = withheld
+        self._num_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._add(-self._num_bytes)
+
+    async def receive(
+        self, request: web.BaseRequest, route: Route, caller: Caller
+    ) -> tuple[bytes | None, AsSent | None]:
+        """Read the body, and decode it if the router has to look into it.
+
+        Returns:
+            The body; None: there is none. What the client sent, if the body was encoded.
+
+        Raises:
+            ClientError, Overloaded: it cannot be read, or is not wanted.
+        """
+        body = await self._read(request, caller.body_bytes)
+        if not body or route.takes == "any":
+            return body, None
+        view = await self._readable(request, route, body)
+        if view is body:
+            return body, None
+        self.count(len(view))
+        return view, AsSent(body, view)
+
+    async def _readable(self, request: web.BaseRequest, route: Route, body: bytes) -> bytes:
+        """Decode a body; `body` itself, if it is plain. A form is checked.
+
+        Raises:
+            ClientError: it is not what it says, or has what clients must not send.
+        """
+        if is_encoded(request.headers):
+            raise UnsupportedEncoding(
+                "compressed bodies are not read here, nor by vLLM; send the body without "
+                "Content-Encoding",
+                param="Content-Encoding",
+            )
+        if route.takes == "json":
+            return utf8(body)
+        kind = request.headers.get("Content-Type", "")
+        if len(body) <= SMALL_BYTES:
+            self._withheld.check_form(body, kind)
+        else:
+            await asyncio.to_thread(self._withheld.check_form, body, kind)
+        return body
+
+    async def _read(self, request: web.BaseRequest, own_limit: int | None) -> bytes | None:
+        """Read the body once, bounded in size and time; None: there is none.
+
+        `own_limit` is the caller's, in bytes; None: it has none of its own.
+
+        Raises:
+            PayloadTooLarge, BadRequest: larger than allowed; not sent in time, or broken.
+            Overloaded: the budget is used up; before a byte is read, if the length was announced.
+        """
+        if not request.body_exists:
+            return None
+        _check_framing(request)
+        self._check(request.content_length or 0, own_limit)
+        await _let_send(request)
+        content = request.content
+        parts: list[bytes] = []
+        try:
+            if content.is_eof():  # as mostly: it came with its head, and no one waits
+                return self._held(content.read_nowait(), own_limit)
+            async with asyncio.timeout(self._limits.receive_timeout_s):
+                while part := await content.readany():
+                    parts.append(self._held(part, own_limit))
+        except web.RequestPayloadError as exc:
+            raise BadRequest("the body is incomplete or framed wrongly") from exc
+        except TimeoutError as exc:
+            raise BadRequest(
+                f"the body did not arrive within {self._limits.receive_timeout_s:g} s"
+            ) from exc
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _held(self, part: bytes, own_limit: int | None) -> bytes:
+        """Count a part that has arrived among what is held."""
+        self._check(self._num_bytes + len(part), own_limit)
+        self._add(len(part))
+        return part
+
+    def count(self, num_bytes: int) -> None:
+        """Count what was decoded of the body and is held, too.
+
+        Raises:
+            Overloaded: the budget is used up.
+        """
+        self._check_budget(self._num_bytes + num_bytes)
+        self._add(num_bytes)
+
+    def _check(self, num_bytes: int, own_limit: int | None) -> None:
+        """Refuse a body of this size, arrived or announced."""
+        limit, which = self._limits.body_bytes, "limits.body_bytes"
+        if own_limit is not None and own_limit < limit:
+            limit, which = own_limit, "tenant limit"
+        if num_bytes > limit:
+            raise PayloadTooLarge(f"the body is larger than {limit} bytes ({which})")
+        self._check_budget(num_bytes)
+
+    def _check_budget(self, num_bytes: int) -> None:
+        budget = self._limits.inflight_bytes
+        if self._intake.held_bytes - self._num_bytes + num_bytes > budget:
+            raise Overloaded(
+                f"requests in flight take {budget} bytes (limits.inflight_bytes); try again"
+            )
+
+    def _add(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        self._intake.held_bytes += num_bytes
+
+
+def _check_framing(request: web.BaseRequest) -> None:
+    """Refuse a transfer coding other than `chunked` alone, or in HTTP/1.0.
+
+    Raises:
+        BadRequest: the router does not decode it, and an engine must not be left to guess.
+    """
+    coding = request.headers.get("Transfer-Encoding")
+    if coding is None:
+        return
+    if coding.strip().lower() != "chunked":
+        why = "Transfer-Encoding must be chunked"
+    elif request.version < HttpVersion11:
+        why = "HTTP/1.0 has no Transfer-Encoding"
+    else:
+        return
+    request.protocol.close()  # after the answer: where this request ended is a matter of opinion
+    raise BadRequest(why, param="Transfer-Encoding")
+
+
+async def _let_send(request: web.BaseRequest) -> None:
+    """Ask a client that waits before its body to send it (`Expect: 100-continue`)."""
+    if "Expect" in request.headers and request.version >= HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0

@@ -1,20 +1,24 @@
-"""The pages of the public port that the router answers itself, without an engine."""
+"""The pages of the public port that the router answers itself, without an engine.
+
+An `OwnRoute` is for a caller with its key, all others need none.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
+from msgspec import Struct
 
-from router.api.model_aliases import ModelAliases
+from router.api.apis import ModelAliases
+from router.base.caller import Caller
 from router.base.errors import NoReplicaAvailable, RouterError, UnknownModel
 from router.discovery.readiness import Readiness
 from router.http.access import Access
-from router.http.answers import error_answer, metrics_answer
-from router.http.connection import Handler
+from router.http.connection import Handler, error_answer, metrics_answer
 from router.http.draining import Draining
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
@@ -155,3 +159,16 @@ class Pages:
         if not models:
             raise self._fleet.offers.no_replica()
         return {model["id"]: model for model in models if caller.may_use(model["id"])}
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """A request for such a route; `body` None: it has none."""
+
+    caller: Caller
+    headers: Mapping[str, str]
+    query: Mapping[str, str]
+    body: bytes | None
+
+
+OwnRoutes = Mapping[str, Callable[[Asked], Awaitable[dict[str, Any]]]]
+"""Path -> what answers its POSTs, with a JSON object; it may raise a RouterError."""

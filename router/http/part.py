@@ -11,8 +11,7 @@ from router.config import Config
 from router.http.access import Access
 from router.http.admin_pages import AdminPages
 from router.http.connection import Handler
-from router.http.own_routes import OwnRoutes
-from router.http.pages import Pages
+from router.http.pages import OwnRoutes, Pages
 from router.request.observer import Observer
 from router.request.prompt import Choose
 

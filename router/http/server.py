@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import resource
 import socket
 import time
 from collections import Counter
@@ -261,16 +262,19 @@ class Listener:
     # ---------------------------------------------------------------- what connections report
 
     def opened(self, connection: Connection) -> None:
+        """Record that a connection can be used."""
         self.connections.add(connection)
         self._metrics.connections.inc()
 
     def closed(self, connection: Connection) -> None:
+        """Record that a connection that was opened is gone."""
         if connection in self.connections:
             self.connections.discard(connection)
             self._metrics.connections.dec()
             self._num_wires -= 1
 
     def not_http(self, connection: Connection, kind: str) -> None:
+        """Record that a client sent what is no request; `kind` is the parser's name for it."""
         self._refusals.add("not_http", kind)
 
     # ---------------------------------------------------------------- ending
@@ -390,3 +394,32 @@ def _no_room() -> bytes:
 
 
 _NO_ROOM: Final = _no_room()
+
+
+_MOST_DESCRIPTORS: Final = 1 << 20
+_MOST_CONNECTIONS: Final = 16_384
+_RESERVE: Final = 256
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the limit of open files as far as this process may: each client needs two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def room_for_connections(wanted: int | None) -> int:
+    """Return how many clients can be connected: each may need a connection to a replica, too.
+
+    Args:
+        wanted: As configured; None: as many as descriptors allow.
+    """
+    if wanted is not None:
+        return wanted
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS
+    reserve = max(_RESERVE, soft // 8)  # event streams, files, Redis, probes
+    return max(16, min(_MOST_CONNECTIONS, (soft - reserve) // 2))

@@ -20,10 +20,19 @@ from msgspec import Struct
 from policies.view import CandidateId
 from router.base.contracts import BlockKey
 from router.base.messages import TierChange
-from router.index.copies import TIERS, Copies, Tier, add, drop_oldest, remove, remove_to
+from router.index.copies import (
+    TIERS,
+    Copies,
+    RecentKeys,
+    StagedBlocks,
+    Tier,
+    add,
+    drop_oldest,
+    remove,
+    remove_to,
+)
 from router.index.eviction import EvictionOrder
-from router.index.group_rules import Chain
-from router.index.hit_length import KvLayout
+from router.index.hit_length import Chain, KvLayout
 from router.index.journal import MAX_PENDING, Changes, Journal, held_change
 from router.index.prefix import (
     MAX_SHORT,
@@ -35,8 +44,6 @@ from router.index.prefix import (
     num_leading_exactly,
     prolonged,
 )
-from router.index.recent_keys import RecentKeys
-from router.index.staged_blocks import StagedBlocks
 
 
 class BlockMatch(Struct, frozen=True, gc=False):

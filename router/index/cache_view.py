@@ -18,9 +18,8 @@ from router.base.contracts import BlockKey, ExtraKeys, HashContract
 from router.index.behind import NOTHING_BEHIND, Behind
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
 from router.index.candidate_stream import CandidateStream, StreamReason, StreamState
-from router.index.claims import Audit, Claim
+from router.index.claims import Audit, Claim, recover
 from router.index.eviction import EvictionOrder, FirstLost
-from router.index.lost_history import recover
 
 logger = logging.getLogger(__name__)
 

@@ -4,6 +4,15 @@ A `Claim` marks the blocks that one request will compute, until they are stored 
 The `Audit` compares each predicted number of cached tokens with the number that the engine reports.
 A wrong prediction counts against its source: the event stream or the cpu tier.
 router.index.cache_view matches prompts with blocks.
+
+A replica whose history is lost heals by its turns: requests prove blocks of lost history.
+A block's hash covers all tokens before it, and an engine computes a prompt's blocks in order. While
+it does, it keeps the blocks before them. So the event of a prompt's last block proves that the
+engine has the whole chain. Blocks of the chain that no event showed were stored before the router
+joined, and were reused.
+
+vLLM can also announce reused blocks (`kv_cache_report_mode: full`). It is not asked to, see
+docs/research/lost-history.md.
 """
 
 from __future__ import annotations
@@ -16,9 +25,27 @@ from msgspec import Struct
 from policies.view import CandidateId
 from router.base.contracts import BlockKey
 from router.index.block_index import BlockIndex, Speculation
-from router.index.candidate_stream import CandidateStream
+from router.index.candidate_stream import CandidateStream, Trust
 from router.index.eviction import Use
-from router.index.trust import Trust
+
+
+def recover(index: BlockIndex, claim: Claim) -> int:
+    """Add the blocks of a claim that its candidate must have had; return how many.
+
+    For a claim whose last block has just been stored. Each block counts as one copy. If the engine
+    has more, a later match may be too short.
+    """
+    candidate, held = claim.candidate, index.on_gpu(claim.candidate)
+    if not claim.is_new or claim.keys[-1] not in held or index.has_groups(candidate):
+        return 0
+    keys = [
+        key
+        for key in claim.keys
+        if key not in held and not index.was_evicted(candidate, key, claim.num_removals)
+    ]
+    if keys:
+        index.store(candidate, keys)
+    return len(keys)
 
 
 class Claim(Struct, kw_only=True):

@@ -23,14 +23,12 @@ from policies.view import CandidateId
 from router.base.contracts import KEY_MASK, BlockKey, HashContract, block_key
 from router.base.messages import KvGroup, StreamStatus
 from router.index.block_index import BlockIndex
+from router.index.candidate_stream import BlockCounters
 from router.index.copies import Tier
-from router.index.counters import BlockCounters
 from router.index.hit_length import FULL_ATTENTION
-from router.kv_events.contract_search import ContractSearch, Phase
+from router.kv_events.contract_search import ContractSearch, Phase, StoredView
 from router.kv_events.groups import RankGroups
-from router.kv_events.stored_view import StoredView
-from router.kv_events.translation import Translation
-from router.kv_events.unknown_keys import UnknownKeys
+from router.kv_events.translation import Translation, UnknownKeys
 from router.kv_events.wire import (
     AllBlocksCleared,
     BlockRemoved,

@@ -29,7 +29,7 @@ from typing import Final
 from router.base.contracts import MAX_BLOCK_SIZE
 from router.base.messages import MAX_GROUPS, KvGroup
 from router.index.hit_length import FULL_ATTENTION, KvLayout, make_layout, salt_of
-from router.kv_events.stored_view import StoredView
+from router.kv_events.contract_search import StoredView
 from router.kv_events.wire import BlockStored
 
 _MAX_INDEX: Final = (1 << 16) - 1

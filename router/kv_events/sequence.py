@@ -33,7 +33,7 @@ from enum import Enum, auto
 from typing import Final
 
 from router.base.messages import Position
-from router.index.counters import HistoryCounters
+from router.index.candidate_stream import HistoryCounters
 
 MAX_FAILED_REPLAYS: Final = 3
 """Failed in a row before history is accepted as lost; the next connection tries again."""

@@ -5,24 +5,84 @@ sockets and clocks (router.kv_events.follower drives it; `now_s` is an argument)
 (sequence), the meaning of an event (blocks).
 
 Frames in, one command out: `wanted_replay`, the sequence to replay from.
+
+As time passes, `Presence` says how long blocks count, `Rereading` when history is read again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from policies.view import CandidateId
+from router.base.backoff import Backoff
 from router.base.contracts import DEFAULT_SEED, BlockKey, HashContract
 from router.base.messages import Position, StreamStatus
 from router.index.block_index import BlockIndex
-from router.index.candidate_stream import CandidateStream, StreamReason, StreamState
-from router.index.counters import StreamCounters
+from router.index.candidate_stream import CandidateStream, StreamCounters, StreamReason, StreamState
 from router.kv_events.blocks import RankBlocks
 from router.kv_events.contract_search import Phase
-from router.kv_events.patience import Presence, Rereading
 from router.kv_events.sequence import BatchAction, History
 from router.kv_events.wire import decode
+
+BLIND_AFTER_S: Final = 60.0
+"""Without a publisher for so long the candidate's blocks do not count any more."""
+
+REREAD_S: Final = (1.0, 300.0)
+"""First and longest pause before history is read again after a batch that was not understood.
+
+The engine may have it in one piece. Once its buffer has lost the batch, the rest is right."""
+
+
+class Presence:
+    """Whether the publisher is there."""
+
+    __slots__ = ("_waits_since_s", "gone_s", "why_silent")
+
+    def __init__(self) -> None:
+        self.why_silent: str | None = None  # why there was none, for `BLIND_AFTER_S` or longer
+        self.gone_s: float | None = None  # since when it is not there any more
+        self._waits_since_s: float | None = None  # for the first one
+
+    def came(self) -> None:
+        """Record that it is there."""
+        self.gone_s = self._waits_since_s = self.why_silent = None
+
+    def went(self, now_s: float) -> None:
+        """Record that it is gone; only the first time counts."""
+        if self.gone_s is None:
+            self.gone_s = now_s
+
+    def not_heard(self, now_s: float, reason: str) -> None:
+        """Record that none has answered so far, and why that may be."""
+        if self._waits_since_s is None:
+            self._waits_since_s = now_s
+        elif now_s - self._waits_since_s >= BLIND_AFTER_S:
+            self.why_silent = reason
+
+    def is_lost(self, now_s: float) -> bool:
+        """Return whether it is gone for so long that its blocks do not count."""
+        return self.gone_s is not None and now_s - self.gone_s >= BLIND_AFTER_S
+
+
+class Rereading:
+    """When history is read again, with growing pauses."""
+
+    __slots__ = ("_backoff", "_due_s")
+
+    def __init__(self) -> None:
+        self._backoff = Backoff(*REREAD_S)
+        self._due_s: float | None = None  # when history is, or was, read again
+
+    def is_due(self, now_s: float) -> bool:
+        """Return whether to read now; the first call begins a pause."""
+        due_s = self._due_s
+        if due_s is not None and now_s < due_s:
+            return False
+        if due_s is not None and now_s - due_s > REREAD_S[1]:  # long ago
+            self._backoff.reset()
+        self._due_s = now_s + self._backoff.next_s()
+        return due_s is not None
 
 
 class Notice(NamedTuple):
@@ -393,7 +453,7 @@ class RankStream(CandidateStream):
         """End PARTIAL once the engine has evicted a whole cache of known blocks in a row.
 
         It evicts the least recently used first. So a block of lost history is gone by then, or was
-        used, which proved it (router.index.lost_history). Of a cpu tier nothing is proven.
+        used, which proved it (router.index.candidate_stream). Of a cpu tier nothing is proven.
         """
         self._num_known_removed = 0 if num_unknown else self._num_known_removed + num_blocks
         if self._num_known_removed >= self.capacity_blocks and not self._blocks.has_cpu_tier:

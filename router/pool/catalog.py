@@ -22,10 +22,8 @@ from msgspec import Struct
 from policies.view import CandidateId
 from router.base.contracts import BlockKey
 from router.index.hit_length import KvLayout
-from router.pool.directory import PoolDirectory
-from router.pool.group_hits import hit, least
-from router.pool.keys import Listing
-from router.pool.layouts import Layout, collisions, find_layout
+from router.pool.directory import PoolDirectory, hit, least
+from router.pool.layouts import Layout, Listing, collisions, find_layout
 from router.pool.master import MasterFigures
 
 SET_LAYOUT: Final = "replicas[].pool_layout: key_pattern of the replica, or some fields of it"

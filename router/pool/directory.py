@@ -6,17 +6,23 @@ What must not: the names of objects (keys), the sources of knowledge (catalog), 
 Every source is incomplete: engines report what they stored, and the master does not report what it
 evicted. So each block carries a number: of the last listing that showed it, or of the listing
 before it was stored. When a listing is complete, older blocks are dropped.
+
+For a model with several KV groups, an engine looks up objects as it looks up its own cache, so the
+rule is `router.index.hit_length`'s. Two things differ: full attention may have holes, and each
+group has its own directory. Source: MooncakeStoreCoordinator in
+vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store/coordinator.py, 0.32.0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Final
 
 from router.base.contracts import BlockKey
 from router.base.messages import TierChange, pack_keys, unpack_keys
-from router.index.recent_keys import RecentKeys
+from router.index.copies import RecentKeys
+from router.index.hit_length import FULL_ATTENTION, Chain, KvLayout
 
 _MAX_ON_DISK: Final = 200_000  # remembered blocks: 20 MB
 _MAX_CHANGES: Final = 50_000  # in one TierChange: 400 KB
@@ -208,3 +214,47 @@ class PoolDirectory:
         if len(blocks) > self._max_blocks:
             surplus = len(blocks) - self._max_blocks + self._max_blocks // 64
             self.removed(list(islice(blocks, surplus)))
+
+
+class _Held:
+    """The blocks of all groups, by the keys of a layout."""
+
+    __slots__ = ("_groups",)
+
+    def __init__(self, groups: Sequence[tuple[int, PoolDirectory]]) -> None:
+        self._groups = groups
+
+    def __contains__(self, key: object) -> bool:
+        assert isinstance(key, int)
+        return any(BlockKey(key ^ salt) in directory for salt, directory in self._groups)
+
+
+def hit(
+    layout: KvLayout, directories: Mapping[int, PoolDirectory], chain: Sequence[BlockKey]
+) -> int:
+    """Count the blocks of a chain that an engine would fetch.
+
+    Args:
+        layout: The model's KV groups.
+        directories: KV group to its blocks in the pool.
+        chain: The blocks that can be reused at most.
+    """
+    limit = len(chain)
+    held: list[tuple[int, PoolDirectory]] = []
+    for group in layout.groups:
+        directory, salt = directories.get(group.index), layout.salt(group.index)
+        if directory is None or salt is None:
+            return 0
+        held.append((salt, directory))
+        if group.kind in FULL_ATTENTION:
+            size = group.block_size // layout.unit
+            limit = min(limit, directory.match(chain[size - 1 : limit : size]) * size)
+    return layout.hit(Chain(chain[:limit]), _Held(held), limit)
+
+
+def least(directories: Mapping[int, PoolDirectory], chain: Sequence[BlockKey]) -> int:
+    """Count the blocks that every group has, if windows and states are unknown."""
+    num_blocks = len(chain)
+    for directory in directories.values():
+        num_blocks = directory.match(chain[:num_blocks])
+    return num_blocks

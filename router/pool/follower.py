@@ -1,6 +1,6 @@
 """The side path of the pool, top to bottom: from the Mooncake master into the directories.
 
-1. Find the master that serves, if there are several (router.pool.leader). Read its counters each
+1. Find the master that serves, if there are several (router.pool.master). Read its counters each
    second: is it up, is it the same process, did it evict?
 2. List its keys at the start, every `mooncake.list_s`, and when the directories may be wrong. That
    is after an eviction, a restart or a correction by verification, while a layout is unknown, and
@@ -23,8 +23,7 @@ from router.base.errors import PoolError, PoolGone, PoolLate
 from router.config import MooncakeConfig
 from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
-from router.pool.leader import find_leader
-from router.pool.master import SLICE, MasterApi, MasterFigures
+from router.pool.master import SLICE, MasterApi, MasterFigures, find_leader
 
 logger = logging.getLogger(__name__)
 

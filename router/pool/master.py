@@ -1,4 +1,4 @@
-"""The Mooncake master's HTTP interface.
+"""The Mooncake master's HTTP interface, and which of several masters serves.
 
 What must live here: its routes, its JSON and text. What must not: conclusions from them. Source:
 mooncake-store/src/master_admin_service.cpp at 3b5a594; 0.3.13.post1 was asked. Everything is on the
@@ -9,6 +9,10 @@ port of `--metrics_port`. No question changes a lease: looking does not keep obj
     GET /metrics, /get_all_segments       text
     GET /ha_status                        text: serving, standby, candidate, recovering, ...
     a standby                             answers /metrics (zeros), and 503 about objects
+
+Of several masters one is the leader and answers; the others stand by. What the leader had is known
+to the next one only with `--enable_oplog` or a snapshot, so its keys are listed again after a
+failover. Source: MasterAdminServer in mooncake-store/src/master_admin_service.cpp.
 """
 
 from __future__ import annotations
@@ -27,8 +31,7 @@ from yarl import URL
 from router.base.decoding import decoder
 from router.base.errors import PoolError, PoolGone, PoolLate
 from router.base.host_names import Names
-from router.upstream.connections import Strays
-from router.upstream.connector import Connector
+from router.upstream.connections import Connector, Strays
 
 TIMEOUT_S: Final = 5.0
 """Longest wait for a connection, and for the next bytes of an answer."""
@@ -331,3 +334,47 @@ def sample(page: str, name: str) -> int | None:
     except ValueError:
         return None
     return int(number) if 0.0 <= number <= _MAX_COUNT else None
+
+
+_SERVING: Final = "serving"
+_DEADLINE_S: Final = 1.0  # for a master's state: a silent standby must not delay the others
+
+
+async def find_leader(api: MasterApi) -> bool:
+    """Turn to the master that serves; return whether it is another one than before.
+
+    A single master serves. While the present leader serves, no other master is asked.
+
+    Raises:
+        PoolGone: none serves.
+        PoolError: several serve: they are several pools, or an election is under way.
+    """
+    if len(api.urls) == 1:
+        return False
+    if api.has_turned and await _state(api, api.url) == _SERVING:
+        return False
+    states = await asyncio.gather(*(_state(api, url) for url in api.urls))
+    by_url = dict(zip(api.urls, states, strict=True))
+    serving = [url for url, state in by_url.items() if state == _SERVING]
+    if not serving:
+        text = ", ".join(f"{url} {state}" for url, state in by_url.items())
+        raise PoolGone(f"no Mooncake master serves: {text}")
+    if len(serving) > 1:
+        raise PoolError(
+            f"{' and '.join(serving)} both serve: they are two pools, which need names "
+            "(mooncake.pools)"
+        )
+    is_other = serving[0] != api.url and api.has_turned
+    api.turn_to(serving[0])
+    return is_other
+
+
+async def _state(api: MasterApi, url: str) -> str:
+    """Return a master's state, or what is wrong with it."""
+    try:
+        async with asyncio.timeout(_DEADLINE_S):
+            return await api.ha_status(url)
+    except PoolGone:
+        return "does not listen"
+    except (PoolError, TimeoutError):
+        return "does not answer"

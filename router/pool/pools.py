@@ -18,12 +18,11 @@ from router.config import MooncakeConfig, ReplicaConfig, pool_of
 from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
 from router.pool.follower import PoolFollower
-from router.pool.keys import names_in_keys
+from router.pool.layouts import names_in_keys
 from router.pool.master import MasterApi
 from router.pool.questions import Questions
 from router.pool.readers import PoolReaders
-from router.replicas.entry import Entry
-from router.replicas.replica import Replica, candidates_of
+from router.replicas.replica import Entry, Replica, candidates_of
 from router.upstream.connections import Strays
 
 logger = logging.getLogger(__name__)

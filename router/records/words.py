@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.records.computed import Cause, Computed, Part
+from router.records.record import Cause, Computed, Part
 
 CAUSE_WORDS: Final[dict[Cause, str]] = {
     "new": "new in this turn",

@@ -13,12 +13,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from policies.view import NOTHING_HELD, CandidateId, CostModel, Holding, ReplicaView
-from router.records.outcome import Outcome
+from router.records.record import Outcome
+from router.replicas.cost_fit import Speed, StepFit
 from router.replicas.health import Health
 from router.replicas.ledger import NO_FOREIGN, Booking, Foreign, Lease, Ledger
 from router.replicas.replica import Candidate, Replica
-from router.replicas.speed import Speed
-from router.replicas.step_fit import StepFit
 
 _MEAN_DECAY = 0.9
 ENGINE_LOAD_MAX_AGE_S = 15.0

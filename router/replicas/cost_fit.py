@@ -28,11 +28,31 @@ recursive update, and past observations are judged by the current model. Six gua
    without bounds may charge nothing.
 6. A read costs what reads take in the mean. Guard 2 fits most of them, and over TCP some take
    several times as long. So the mean excess of reads over the fit is added to the price of a token.
+
+A `StepFit` learns a class's inter-token latency from what its engines report:
+
+    tbt_ms = base_ms + ms_per_request * running + ms_per_mtoken * tokens / 1e6
+
+`running` requests are decoded in one step, which reads the KV of all their `tokens`. Each reading
+is the mean latency between two readings of vllm:inter_token_latency_seconds, at their mean load.
+Prompts that are computed in between make steps longer. So replicas of role decode have a fit of
+their own. For other replicas the latency includes as many prompts as there were recently.
+
+The method is weighted least squares with forgetting, on relative errors. A negative coefficient is
+left out. A small ridge divides the time if load hardly varies.
+
+The `Speed` of a replica is the fit of its label, times a factor of its own. Replicas with one label
+share a fit. The label is `hardware`, else the model. A replica's factor is the median of observed
+to fitted time of its recent first tokens, smoothed. The fit learns from observed times over the
+factor. So a mislabelled or slow replica spoils no prediction of the others.
 """
 
 from __future__ import annotations
 
-from math import isfinite
+from collections import deque
+from math import isfinite, sqrt
+from statistics import median
+from typing import Final
 
 import numpy as np
 from msgspec import Struct
@@ -40,8 +60,96 @@ from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from policies.view import CostModel
-from router.replicas.least_squares import solve_within
-from router.replicas.step_fit import StepFit
+
+_NUM_OF_STEPS = 3
+_STEPS_FORGETTING = (
+    0.99  # half of the weight lies on the last 69 readings, of all replicas of a class
+)
+_NUM_ENOUGH = 8
+_RIDGE = 1e-4
+_LEAST_MS = 0.1  # below this, errors count absolutely
+_MTOKEN = 1e-6
+
+
+class StepFit:
+    """The inter-token latency of one replica class."""
+
+    __slots__ = ("_cross", "_gram", "_num_readings", "_theta")
+
+    def __init__(self) -> None:
+        self._gram = np.zeros((_NUM_OF_STEPS, _NUM_OF_STEPS))
+        self._cross = np.zeros(_NUM_OF_STEPS)
+        self._theta: tuple[float, ...] | None = None
+        self._num_readings = 0
+
+    def observe(self, num_running: float, num_tokens: float, tbt_ms: float) -> None:
+        """Add one reading to the fit; impossible values are ignored."""
+        if not (isfinite(tbt_ms) and tbt_ms > 0.0 and num_running > 0.0):
+            return
+        row = np.array((1.0, num_running, num_tokens * _MTOKEN))
+        weight = 1.0 / max(tbt_ms, _LEAST_MS) ** 2
+        self._gram = _STEPS_FORGETTING * self._gram + weight * np.outer(row, row)
+        self._cross = _STEPS_FORGETTING * self._cross + weight * tbt_ms * row
+        self._num_readings += 1
+        if self._num_readings >= _NUM_ENOUGH:
+            self._theta = self._solve()
+
+    def predict_ms(self, num_running: float, num_tokens: float) -> float | None:
+        """Predict the inter-token latency of so many requests; None: too little is known."""
+        if self._theta is None:
+            return None
+        base, per_request, per_mtoken = self._theta
+        return base + per_request * num_running + per_mtoken * num_tokens * _MTOKEN
+
+    def _solve(self) -> tuple[float, ...]:
+        """Solve the normal equations without negative coefficients."""
+        used = list(range(_NUM_OF_STEPS))
+        while used:
+            gram = self._gram[np.ix_(used, used)]
+            ridge = np.diag(_RIDGE * np.diag(gram) + 1e-12)
+            found = np.linalg.solve(gram + ridge, self._cross[used])
+            if (found >= 0.0).all():
+                break
+            del used[int(found.argmin())]
+        theta = [0.0] * _NUM_OF_STEPS
+        for position, value in zip(used, found, strict=True):
+            theta[position] = float(value)
+        return tuple(theta)
+
+
+_NUM_BLOCK_STEPS: Final = 8
+_NUM_STEPS: Final = 100
+
+
+def solve_within(matrix: Array, vector: Array, lows: Array, highs: Array) -> Array:
+    """Solve `matrix @ x = vector` for lows <= x <= highs in the least-squares sense.
+
+    The matrix is positive definite (the prior's pull is on its diagonal). Entries beyond a bound
+    are fixed there and the rest is solved again; entries that fit better off their bound are freed.
+    This is exact after two or three solutions. If it cycles, one entry is changed at a time.
+    Source: Judice and Pires 1992, block principal pivoting.
+    """
+    scale = 1.0 / np.sqrt(np.diag(matrix))
+    matrix, vector = matrix * np.outer(scale, scale), vector * scale
+    lows, highs = lows / scale, highs / scale
+    x = np.linalg.solve(matrix, vector)
+    held = np.full(len(x), np.nan)  # the bound at which an entry is fixed; nan: none
+    for step in range(_NUM_STEPS):
+        free = np.isnan(held)
+        slope = matrix @ x - vector  # below 0: a larger value would fit better
+        leaves = ((held == lows) & (slope < 0.0)) | ((held == highs) & (slope > 0.0))
+        wrong = np.flatnonzero(np.where(free, (x < lows) | (x > highs), leaves))
+        if not len(wrong):
+            break
+        if step >= _NUM_BLOCK_STEPS:
+            wrong = wrong[-1:]
+        bound = np.where(x < lows, lows, highs)
+        held[wrong] = np.where(free, bound, np.nan)[wrong]
+        free = np.isnan(held)
+        x = np.where(free, 0.0, held)
+        x[free] = np.linalg.solve(matrix[free][:, free], (vector - matrix @ x)[free])
+    return scale * np.clip(x, lows, highs)
+
 
 PRIOR = CostModel()
 
@@ -297,3 +405,61 @@ def _excess_of_reads(rows: Array, ttft_ms: Array, fitted: Array, recency: Array)
     if not reads.all():
         excess_ms -= float(recency[~reads] @ clipped[~reads]) / float(recency[~reads].sum())
     return max(0.0, excess_ms) / num_tokens * weight / (weight + _NUM_SURE)
+
+
+NUM_RECENT: Final = 32
+"""First tokens that are compared: with errors of 50 % their median is good to 11 %."""
+_EVERY: Final = 8  # first tokens between two comparisons: as often as a fit is solved
+_LEAST, _MOST = 0.5, 3.0  # of the factor
+_SHORT_MS: Final = 50.0
+"""Shorter times do not count: they are scheduling and network, not compute."""
+
+
+class Speed:
+    """One replica's speed; `fit` is that of its label."""
+
+    __slots__ = ("_fitted", "_model", "_num_until_look", "_ratio", "_recent", "factor", "fit")
+
+    def __init__(self, fit: CostFit) -> None:
+        self.fit = fit
+        self.factor = 1.0
+        self._ratio: float | None = None  # the factor without its bounds; None: not known yet
+        self._fitted = self._model = fit.model
+        self._recent: deque[tuple[Work, float]] = deque(maxlen=NUM_RECENT)
+        self._num_until_look = NUM_RECENT
+
+    @property
+    def model(self) -> CostModel:
+        """What to predict with."""
+        if self._fitted is not self.fit.model:
+            self._scale()
+        return self._model
+
+    def observe(
+        self, work: Work, ttft_ms: float, predicted_ms: float, elsewhere_s: float | None = None
+    ) -> None:
+        """Add one first token to the fit; arguments as of `CostFit.observe`.
+
+        `elsewhere_s`: now, if another router saw it.
+        """
+        if elsewhere_s is None or self.fit.takes_elsewhere(elsewhere_s):
+            self.fit.observe(work, ttft_ms / self.factor, predicted_ms / self.factor)
+        self._recent.append((work, ttft_ms))
+        self._num_until_look -= 1
+        if self._num_until_look <= 0:
+            self._num_until_look = _EVERY
+            self._compare()
+
+    def _compare(self) -> None:
+        """Set the factor, if enough of the recent first tokens show it."""
+        fitted = [(work.predict_ms(self.fit.model), ttft_ms) for work, ttft_ms in self._recent]
+        ratios = [ttft_ms / fitted_ms for fitted_ms, ttft_ms in fitted if fitted_ms >= _SHORT_MS]
+        if len(ratios) >= _EVERY:
+            ratio = median(ratios)
+            self._ratio = ratio if self._ratio is None else sqrt(self._ratio * ratio)
+            self.factor = min(_MOST, max(_LEAST, self._ratio))
+            self._scale()
+
+    def _scale(self) -> None:
+        self._fitted = self.fit.model
+        self._model = scaled(self._fitted, self.factor)

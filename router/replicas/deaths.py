@@ -29,7 +29,7 @@ from msgspec import Struct
 logger = logging.getLogger(__name__)
 
 Body = NewType("Body", bytes)
-"""The digest of a request; see `router.api.body_digest`."""
+"""The digest of a request; see `router.api.digests`."""
 
 REFUSED_S: Final = 600.0
 MEMORY_S: Final = 3600.0

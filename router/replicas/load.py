@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 from policies.view import NOTHING_HELD, CandidateId, Holding, ReplicaView
 from router.index.behind import Behind
-from router.index.footprint import capacity_tokens
-from router.index.hit_length import KvLayout
-from router.records.outcome import Outcome
+from router.index.hit_length import KvLayout, capacity_tokens
+from router.records.record import Outcome
 from router.replicas.candidate_state import CandidateState, CandidateStatus, EngineLoad
 from router.replicas.ledger import Booking, Lease
 from router.replicas.members import Members

@@ -18,12 +18,9 @@ from policies.view import CandidateId, CostModel
 from router.base.messages import Evacuation
 from router.base.releases import in_order
 from router.replicas.candidate_state import CandidateState
-from router.replicas.cost_fit import CostFit
-from router.replicas.health import Health, HealthRules, HealthState, ProbeFailure
-from router.replicas.lengths import Lengths
-from router.replicas.replica import Candidate, Replica, ServedModel, candidates_of
-from router.replicas.signs import Signs
-from router.replicas.speed import Speed
+from router.replicas.cost_fit import CostFit, Speed
+from router.replicas.health import Health, HealthRules, HealthState, ProbeFailure, Signs
+from router.replicas.replica import Candidate, Lengths, Replica, ServedModel, candidates_of
 from router.scheduling.conversations import Conversations
 
 _MOST_STARTS: Final = 16

@@ -1,7 +1,7 @@
 """The registry: which replicas there should be: configured, found by sources, ordered.
 
 What must live here: names, identities, what operators ordered here or on another router, what
-sources found. What must not: whether a replica answers (router.discovery.watch), its load and
+sources found. What must not: whether a replica answers (router.discovery.watches), its load and
 health (fleet), any I/O.
 
 A replica's *identity* is what routers call it among themselves: the name that it was given, else
@@ -42,7 +42,7 @@ from router.base.errors import ConfigError, ReplicaConflict, UnknownReplica
 from router.base.messages import Evacuation, ReplicaRecord
 from router.config import AdminConfig, ReplicaConfig, check_pool, check_replica
 from router.config.hosts import HostRules
-from router.replicas.entry import Entry, Found
+from router.replicas.replica import Entry, Found
 
 
 class _Wanted(Struct, frozen=True, kw_only=True):

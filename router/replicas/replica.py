@@ -1,15 +1,149 @@
-"""Replicas and the candidates that they offer: what discovery found, without moving state."""
+"""Replicas and the candidates that they offer: what discovery found, without moving state.
+
+An `Entry` is a replica as a source found it, and as the registry says that it should be.
+
+Replicas of one model may take requests of different lengths. An engine refuses a prompt that leaves
+no room for an answer, and cuts an answer that would exceed its length. So a request goes to a
+replica with room for its prompt and the answer that it asks for. Source: vLLM 0.32
+v1/engine/input_processor.py, entrypoints/serve/utils/api_utils.py `get_max_tokens`.
+
+`EventPorts`: are a replica's event endpoints its own engine's? An endpoint that is copied from
+another replica leads to a working publisher: its events look right, and predictions are wrong. An
+endpoint that is configured twice is refused (router.config.checks). `EventOwners` compares what
+engines report (`/kv_event_sources`). Pure.
+
+    foreign    it is another replica's: its events are not followed
+    doubtful   the engine reports another port: a port mapping of its container, or a mistake
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
+from typing import Any, Literal, NamedTuple, Self
 
 from msgspec import Struct
 
 from policies.view import CandidateId
+from router.base.addresses import endpoint_place
+from router.base.messages import Evacuation
 from router.base.roles import Role, Transfer
-from router.replicas.event_ports import EventPorts
+from router.config import ReplicaConfig
+
+
+class EventPorts(Struct, frozen=True):
+    """A replica's event endpoints by field, `events[RANK]` and `replay[RANK]`, as places."""
+
+    replica: str
+    used: Mapping[str, str] = {}  # where a router connects to
+    reported: Mapping[str, str] = {}  # by its engine, at the replica's own host; {}: none are
+
+    @classmethod
+    def of(
+        cls,
+        replica: str,
+        url: str,
+        used: Mapping[int, tuple[str, str | None]],
+        reported: Mapping[int, tuple[str, str | None]],
+    ) -> Self:
+        """Build it from each rank's event and replay endpoint."""
+        return cls(replica, _places(url, used), _places(url, reported))
+
+    def why_doubtful(self) -> str | None:
+        """Return how a configured endpoint differs from the reported one; None: it does not."""
+        for field, place in self.used.items():
+            own, port = _port(self.reported.get(field, "")), _port(place)
+            if own and port and own != port:
+                return f"{field} is {place}, and its engine reports port {own}"
+        return None
+
+
+class EventOwners:
+    """Which replicas use and report which endpoints."""
+
+    __slots__ = ("_ports", "_reporting", "_using")
+
+    def __init__(self, all_ports: Iterable[EventPorts]) -> None:
+        self._ports = {ports.replica: ports for ports in all_ports}
+        self._using: defaultdict[str, set[str]] = defaultdict(set)
+        self._reporting: defaultdict[str, set[str]] = defaultdict(set)
+        for name, ports in self._ports.items():
+            for place in ports.used.values():
+                self._using[place].add(name)
+            for place in ports.reported.values():
+                self._reporting[place].add(name)
+
+    def why_foreign(
+        self, replica: str, rank: int, counts: Callable[[str], bool] = lambda _: True
+    ) -> str | None:
+        """Return why a rank's events are not to be followed; None: nothing speaks against it.
+
+        Args:
+            counts: Whether another replica of that name does: one that is gone has no endpoint.
+        """
+        ports = self._ports.get(replica)
+        for field in (f"events[{rank}]", f"replay[{rank}]"):
+            place = ports.used.get(field) if ports is not None else None
+            if ports is None or place is None:
+                continue
+            own, others = self._reporting[place], {replica}
+            if replica in own:
+                others |= self._using[place] - own  # it is ours; those are wrong
+            for other in sorted(self._using[place] - others):
+                if counts(other):
+                    return f"{field}: {place} is an event endpoint of {other}, too"
+            if replica not in own and self._is_exchanged(ports):
+                for other in sorted(own):
+                    if counts(other):
+                        return f"{field}: {place} is an event endpoint of {other}"
+        return None
+
+    def _is_exchanged(self, ports: EventPorts) -> bool:
+        """Return whether another one uses what a replica's own engine reports.
+
+        That others report what a replica uses proves nothing alone: the ports of its container may
+        be mapped to these.
+        """
+        return any(self._using[place] - {ports.replica} for place in ports.reported.values())
+
+
+def _places(url: str, endpoints: Mapping[int, tuple[str, str | None]]) -> dict[str, str]:
+    places: dict[str, str] = {}
+    for rank, (events, replay) in endpoints.items():
+        places[f"events[{rank}]"] = endpoint_place(events, url)
+        if replay is not None:
+            places[f"replay[{rank}]"] = endpoint_place(replay, url)
+    return places
+
+
+def _port(place: str) -> str:
+    """Return the port of a place; empty: it is a path, or none."""
+    return "" if "://" in place else place.rpartition(":")[2]
+
+
+class Lengths(Struct, frozen=True):
+    """The lengths that a model's replicas take, by name; inf: any, or it is not known."""
+
+    by_replica: dict[str, float]
+    longest: int | None  # None: it is not known
+    are_equal: bool
+
+    @classmethod
+    def of(cls, model: str, replicas: Iterable[Replica]) -> Self:
+        """Collect the lengths of a model's replicas, of which there is at least one."""
+        reported = {each.name: each.max_len(model) for each in replicas}
+        found = {name: inf if length is None else length for name, length in reported.items()}
+        longest = max(found.values())
+        return cls(found, None if longest == inf else int(longest), len(set(found.values())) == 1)
+
+    def fitting(self, candidates: tuple[Candidate, ...], num_tokens: int) -> tuple[Candidate, ...]:
+        """Leave out candidates that are too short; if all are, keep the longest."""
+        lengths = [self.by_replica[each.replica.name] for each in candidates]
+        least = min(num_tokens, max(lengths, default=0.0))
+        return tuple(
+            each for each, length in zip(candidates, lengths, strict=True) if length >= least
+        )
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
@@ -25,7 +159,7 @@ class Replica(Struct, frozen=True, kw_only=True):
     """One vLLM server. None means: not discovered (yet).
 
     `num_blocks` is the capacity of one rank. `cost_class` names replicas that should take the same
-    time for the same work (same model, same hardware); see `router.replicas.speed`.
+    time for the same work (same model, same hardware); see `router.replicas.cost_fit`.
     """
 
     name: str
@@ -132,7 +266,7 @@ def _capacity_tokens(replica: Replica) -> int | None:
     """Return how many tokens the cache of a rank holds; None: not known.
 
     With several KV groups only the engine's own figure counts: blocks are shared by the groups
-    (router.index.footprint).
+    (router.index.hit_length).
     """
     if replica.num_cache_tokens is not None:
         return replica.num_cache_tokens
@@ -165,3 +299,39 @@ def model_entries(replicas: Iterable[Replica]) -> list[dict[str, Any]]:
         }
         for model in union.values()
     ]
+
+
+class Found(Struct, frozen=True, kw_only=True):
+    """A replica as a source found it."""
+
+    replica: ReplicaConfig
+    is_ready: bool = True
+
+
+class Ordered(NamedTuple):
+    """An order that a replica confirmed. `is_lost`: it lost its cache.
+
+    `state` None: it was ordered to sleep or to wake up, and its metrics say the rest.
+    """
+
+    replica: str
+    state: Literal["paused", "awake"] | None
+    is_lost: bool = False
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """A replica as it should be. A leaving one drains, and is removed when it is idle."""
+
+    name: str  # in this router's metrics and headers
+    identity: str  # among routers
+    replica: ReplicaConfig
+    draining: bool = False
+    evacuation: Evacuation | None = None  # while it drains; None: nothing stays there
+    leaving: bool = False
+    source: str | None = None  # which found it; None: it is configured, or was added by an order
+    is_ready: bool = True  # by its source
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether it may have new requests."""
+        return self.is_ready and not (self.draining or self.leaving)

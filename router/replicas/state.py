@@ -15,8 +15,7 @@ from msgspec import Struct
 
 from router.base.contracts import HashContract
 from router.replicas.candidate_state import CandidateStatus
-from router.replicas.entry import Entry
-from router.replicas.replica import Replica
+from router.replicas.replica import Entry, Replica
 
 ON_PURPOSE: Final = ("draining", "asleep", "paused")
 """States in which a replica gets no new requests, and nothing is wrong with it."""

@@ -9,10 +9,10 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.api.ending import Ending
-from router.api.prefill_body import decode_body, is_capped, transfer_params
+from router.api.answers import Ending
+from router.api.engine_bodies import decode_body, is_capped, transfer_params
 from router.base.errors import BadRequest, SetAside, UpstreamError, UpstreamUnreachable
-from router.records.outcome import Outcome
+from router.records.record import Outcome
 from router.request.headers import RequestHeaders
 from router.request.place import Place
 from router.request.plan import Placement

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from router.api.engine_tokenize import tokenize_chat
+from router.api.engine_bodies import tokenize_chat
 from router.api.openai import CompletionRequest
 from router.base.errors import BadRequest, RouterError, UpstreamError
 from router.discovery.engine_api import EngineApi

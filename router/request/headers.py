@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from multidict import CIMultiDict
 
+from router.api.body_fields import PREFIX, Withheld
 from router.api.clients import FORWARDED
 from router.api.sessions import engine_name
-from router.api.withheld import PREFIX, Withheld
 from router.base.caller import ANYBODY
 from router.replicas.engine_key import EngineKey
 from router.request.observer import NO_OBSERVERS, Observers

@@ -1,7 +1,7 @@
 """A prompt's images as their engine has them: names, and the tokens in their place.
 
 The tokens are asked of an engine's `/tokenize`, once for each item, in a prompt of that item alone.
-Its name is computed here (`router.tokens.media_names`); if it cannot be, the item has a name that
+Its name is computed here (`router.tokens.media`); if it cannot be, the item has a name that
 no engine uses, and nothing behind it matches. Only items that came whole are named: an address may
 lead to another picture the next time, and the router fetches nothing.
 """
@@ -25,8 +25,16 @@ from router.request.engine_tokens import EngineTokenizer
 from router.request.results import Read, Tokenized
 from router.request.workers import Workers
 from router.tokens import NeedsEngine, Prompter, Tokens
-from router.tokens.media import KnownMedia, MediaBook, mark_media, media_items, media_key
-from router.tokens.media_names import MediaItem, data_of, name_of
+from router.tokens.media import (
+    KnownMedia,
+    MediaBook,
+    MediaItem,
+    data_of,
+    mark_media,
+    media_items,
+    media_key,
+    name_of,
+)
 
 BYTES_PER_TOKEN: Final = 4  # where a prompt's tokens cannot be known at all
 _TOKENS_PER_ITEM: Final = 1_000  # a screenshot has some, where it is not known

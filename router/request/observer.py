@@ -32,8 +32,7 @@ from multidict import CIMultiDict
 
 from router.api.usage import Usage
 from router.base.supervisor import described
-from router.records.outcome import Outcome
-from router.records.record import DecisionRecord
+from router.records.record import DecisionRecord, Outcome
 from router.request.results import Prompt, Read, Tries
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from router.api.response_ids import issued_in
+from router.api.responses import issued_in
 from router.base.caller import ANYBODY
 from router.base.errors import ResponseNotFound, StoreError
 from router.cluster.redis_store import RedisStore

@@ -9,41 +9,181 @@ use it.
 
 All three are synchronous. Nothing changes between the look-up and the lease if `commit` directly
 follows `plan`.
+
+`Stays`: where a replica is evacuated, its live conversations stay until they end or their time is
+up. A conversation that moves without its blocks is computed again, whenever that happens. So what
+helps is to let it end where it is. It moves at once if a replica that stays can have nearly all of
+its prompt without computing it: from its own cache, or from the pool.
+
+In the last quarter of the time the others move, each at its own moment: if all moved at the end,
+each would wait for the prompts of the others.
+
+A policy that fails again and again is replaced, so that requests are answered. A policy is pure,
+and so a fault of its code comes back with each prompt of the same kind.
 """
 
 from __future__ import annotations
 
+import logging
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from time import monotonic
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from policies.decode import DecodeLoad, local_ms, transfer_ms
 from policies.policy import Policy
 from policies.registry import create
-from policies.view import RequestView, Snapshot
+from policies.view import NOTHING_HELD, Decision, RequestView, Snapshot
 from router.api.routes import engine_route
 from router.base.errors import NoReplicaAvailable, RouteNotServed, RouterError
+from router.base.messages import Evacuation
+from router.base.supervisor import blamed
 from router.cluster.outbox import Outbox
 from router.metrics import Metrics
-from router.records.outcome import Outcome
+from router.records.record import Outcome
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease
-from router.replicas.replica import Candidate
-from router.request.decide import Deciders
+from router.replicas.replica import Candidate, candidates_of
 from router.request.match import Matcher, with_last_turn
 from router.request.observer import NO_OBSERVERS, Observers
-from router.request.plan import Placement, Plan, Split, booking_of
+from router.request.plan import Placement, Plan, Split, booking_of, why_here
 from router.request.results import Prompt, Tries
-from router.request.split import why_here
-from router.request.stay import Stays
 from router.scheduling.classes import BATCH
 from router.scheduling.waiting import ANYWHERE, NOTHING, VISITS, InFront, Where
 from router.upstream import Answer
+
+_SPREAD: Final = 0.25  # of the time
+_NEARLY_ALL: Final = 0.9
+_STEPS: Final = 1024
+
+
+class Stays:
+    """Adds the replica that is evacuated to the candidates of conversations that stay there."""
+
+    def __init__(
+        self, fleet: Fleet, matcher: Matcher, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._fleet = fleet
+        self._matcher = matcher
+        self._clock = clock
+
+    def with_home(
+        self, prompt: Prompt, tries: Tries, others: Sequence[Candidate], now_s: float
+    ) -> Sequence[Candidate]:
+        """Return the candidates of a prompt: its home is one of them if it stays there."""
+        home = self._home(prompt, tries, now_s)
+        if home is None or (others and self._is_elsewhere(prompt, home, others)):
+            return others
+        return (*others, home)
+
+    def _home(self, prompt: Prompt, tries: Tries, now_s: float) -> Candidate | None:
+        """Find where a conversation lives, if it may stay there. None: it is not evacuated."""
+        session, model, fleet = prompt.read.whose.session_hash, prompt.read.model, self._fleet
+        if session is None or model is None:
+            return None
+        fleet.conversations.expire(now_s)
+        id_ = fleet.conversations.lives_at(session)
+        name = "" if id_ is None else id_.partition("#")[0]
+        evacuation = fleet.members.evacuations.get(name)
+        if evacuation is None or self._clock() >= leaves_at(evacuation, session):
+            return None
+        if name in tries.replicas or not fleet.members.is_up(name, now_s):
+            return None
+        replica = fleet.members.replica(name)
+        if not replica.is_awake or not replica.serves(model):
+            return None
+        return next((each for each in candidates_of(replica) if each.id == id_), None)
+
+    def _is_elsewhere(self, prompt: Prompt, home: Candidate, others: Sequence[Candidate]) -> bool:
+        """Return whether another candidate can have nearly as much of a prompt as its home."""
+        if prompt.tokens is None:
+            return False
+        held = self._matcher.match(prompt, (*others, home)).held
+        num_here = held.get(home.id, NOTHING_HELD).num_own_tokens
+        found = [held.get(each.id, NOTHING_HELD).num_cached_tokens for each in others]
+        num_there = max(found, default=0)
+        return num_there >= _NEARLY_ALL * num_here
+
+
+def leaves_at(evacuation: Evacuation, session: int) -> float:
+    """Return when a conversation moves, in unix seconds."""
+    spread_s = _SPREAD * (evacuation.until - evacuation.begun)
+    return evacuation.until - spread_s * (session % _STEPS) / _STEPS
+
+
+logger = logging.getLogger(__name__)
+
+MOST_FAILURES: Final = 5
+"""Failures in a row after which `least_loaded` decides in a policy's place."""
+
+
+class _Failing(Struct):
+    policy: Policy
+    num: int = 0
+    reason: str = ""
+
+
+class Deciders:
+    """Policies as they are asked, and those that are replaced.
+
+    Args:
+        plain: Decides in the place of a policy that fails.
+    """
+
+    def __init__(self, plain: Policy) -> None:
+        self._failing: dict[int, _Failing] = {}  # by identity
+        self._plain = plain
+
+    @property
+    def replaced(self) -> list[tuple[str, str]]:
+        """Name the policies that failed too often, and why."""
+        return [
+            (found.policy.name, found.reason)
+            for found in self._failing.values()
+            if found.num >= MOST_FAILURES
+        ]
+
+    def reset(self) -> None:
+        """Ask all policies again."""
+        self._failing.clear()
+
+    def decide(self, policy: Policy, snapshot: Snapshot) -> tuple[Policy, Decision, int]:
+        """Ask a policy, or the one in its place; return which it was, and the replica's position.
+
+        Raises:
+            Exception: whatever the policy raises; RuntimeError: it chose what was not offered.
+        """
+        found = self._failing.get(id(policy)) if self._failing else None
+        if found is not None and found.num >= MOST_FAILURES:
+            return _asked(self._plain, snapshot)
+        try:
+            asked = _asked(policy, snapshot)
+        except Exception as exc:
+            found = self._failing.setdefault(id(policy), _Failing(policy))
+            found.num += 1
+            found.reason = blamed(exc)
+            if found.num == MOST_FAILURES:
+                fields = {"policy": policy.name, "reason": found.reason}
+                logger.error("policy fails: least_loaded decides in its place", extra=fields)
+            raise
+        if found is not None:
+            del self._failing[id(policy)]
+        return asked
+
+
+def _asked(policy: Policy, snapshot: Snapshot) -> tuple[Policy, Decision, int]:
+    decision = policy.decide(snapshot)
+    for index, replica in enumerate(snapshot.replicas):
+        if replica.id == decision.candidate:
+            return policy, decision, index
+    raise RuntimeError(f"policy {policy.name!r} chose {decision.candidate!r}, not offered")
+
 
 DECODE: Final = DecodeLoad()
 """Chooses among candidates that may have their prompts computed elsewhere."""

@@ -14,8 +14,26 @@ from router.index.claims import Claim
 from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate
 from router.request.fetch import Fetchable
-from router.request.results import Prompt
+from router.request.results import Prompt, Tries
 from router.scheduling.classes import BATCH
+
+
+def why_here(prompt: Prompt, tries: Tries, plan: Plan) -> str | None:
+    """Return why a prompt cannot be computed elsewhere; None: it can be."""
+    if prompt.read.num_prompts > 1:
+        return "batch"
+    if prompt.owner is not None:
+        return "owned"  # only the replica that issued the response before has it
+    if prompt.read.outline is not None:
+        return "body"  # too costly to be taken apart
+    if prompt.original is not None:
+        return "pool"
+    helped = tries.helped
+    if helped is not None and helped.result == "failed":
+        return "failed" if tries.failed_helper is None else None
+    if helped is not None and plan.candidate.replica.transfer == "store":
+        return "done"  # a retry: the pool has it
+    return None
 
 
 class PromptMatch(Struct, frozen=True, kw_only=True):

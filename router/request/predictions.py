@@ -6,7 +6,7 @@ from typing import Literal
 
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
-from router.metrics.looked_up import CandidateTable
+from router.metrics.instruments import CandidateTable
 from router.request.audit import TokenAudit
 from router.request.fetch import Fetches
 from router.request.observer import Facts, Observer

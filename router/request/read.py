@@ -15,14 +15,10 @@ import orjson
 from msgspec.structs import replace
 
 from router.api import forms
-from router.api.apis import APIS, Request
-from router.api.body_fields import with_fields
-from router.api.forms import is_form, model_of_form
-from router.api.known_messages import MIN_BYTES, KnownMessages
-from router.api.model_aliases import ModelAliases
-from router.api.not_json import why_not_json
-from router.api.openai import ChatRequest, CompletionRequest
-from router.api.outline import (
+from router.api.apis import APIS, ModelAliases, Request
+from router.api.body_fields import Withheld, with_fields
+from router.api.digests import parts_of
+from router.api.fields import (
     AT_ONCE_MS,
     LARGE_BYTES,
     MOST_MS,
@@ -31,11 +27,13 @@ from router.api.outline import (
     costs_ms,
     make_outline,
 )
-from router.api.part_digests import parts_of
-from router.api.response_ids import CREATE, is_kept, named_in
+from router.api.forms import is_form, model_of_form
+from router.api.known_messages import MIN_BYTES, KnownMessages
+from router.api.not_json import why_not_json
+from router.api.openai import ChatRequest, CompletionRequest
+from router.api.responses import CREATE, is_kept, named_in
 from router.api.routes import has_side_effects, named_model
 from router.api.sessions import SessionHeaders, session_hash, session_of
-from router.api.withheld import Withheld
 from router.base.caller import ANYBODY
 from router.base.contracts import NO_EXTRA, ExtraKeys
 from router.base.errors import BadRequest, PayloadTooLarge, UnsupportedBody

@@ -8,30 +8,63 @@ came, and so is an abort: only the outcome says that the replica failed.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import monotonic
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec import Struct
+from multidict import CIMultiDict
 
-from router.api.ending import Ending, ending_of_stream, says_abort
+from router.api.answers import Begun, Ending, ending_of_stream, opening_of, says_abort
 from router.api.failures import error_event
-from router.api.opening import Begun, opening_of
 from router.api.usage import TAIL_BYTES, Usage
 from router.base.errors import UpstreamError
 from router.index.eviction import Use
 from router.metrics import Metrics
-from router.records.outcome import Outcome
+from router.records.record import Outcome
 from router.request.headers import answer_headers
 from router.request.observer import Observers
 from router.request.place import Place
 from router.request.plan import Placement
-from router.request.reply import Reply
 from router.request.results import Prompt, Tries
-from router.request.retry import NO_DEATH
+from router.request.retry import NO_DEATH, Witness
 from router.request.send import Sent
-from router.request.witness import Witness
 from router.upstream import Answer
+
+
+class Reply(Protocol):
+    """Where the answer goes: the client's connection."""
+
+    async def send(
+        self, status: int, headers: CIMultiDict[str], body: bytes, *, is_own: bool = False
+    ) -> None:
+        """Send a whole answer; `is_own`: no engine gave it."""
+
+    async def start(self, status: int, headers: CIMultiDict[str]) -> None:
+        """Begin an answer of unknown length."""
+
+    async def keep_alive(self, every_s: float, headers: Callable[[], Mapping[str, str]]) -> None:
+        """Write a keep-alive to a stream's client after each silence of so long; runs on.
+
+        headers: Of the stream, if it begins with one.
+        """
+
+    async def write(self, chunk: bytes) -> None:
+        """Send the next piece, at once; wait for a client that is behind."""
+
+    def put(self, chunk: bytes, framed: bytes | None = None) -> bool:
+        """Send the next piece, at once; False: the client is behind, see `catch_up`.
+
+        framed: The piece in whole chunks of HTTP. None: it did not come so.
+
+        Raises:
+            ConnectionError: the client has left.
+        """
+
+    async def catch_up(self) -> None:
+        """Wait until a client that was behind has taken most of what waits for it."""
+
 
 _LEFT: Final = (ConnectionError, asyncio.CancelledError)
 """Errors if a client has left. Some leave with the last event, before the stream's end."""

@@ -23,10 +23,10 @@ from policies.policy import Policy
 from policies.view import CandidateId
 from router.api.apis import Api, Request
 from router.api.clients import Client
-from router.api.encodings import AsSent
+from router.api.digests import PartDigests
+from router.api.fields import Outline
+from router.api.not_json import AsSent
 from router.api.openai import ChatRequest, CompletionRequest
-from router.api.outline import Outline
-from router.api.part_digests import PartDigests
 from router.base.caller import ANYBODY, Caller
 from router.base.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
 from router.index.block_index import BlockMatch

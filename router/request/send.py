@@ -14,16 +14,15 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.api.ending import Ending
-from router.api.opening import MAX_BYTES as MAX_OPENING_BYTES
-from router.api.opening import Begun, Opening
-from router.api.response_ids import CREATE
+from router.api.answers import MAX_BYTES as MAX_OPENING_BYTES
+from router.api.answers import Begun, Ending, Opening
+from router.api.responses import CREATE
 from router.api.routes import engine_route, lacks_route
 from router.base.errors import AnswerUnreadable, Overdue, UpstreamError, UpstreamUnreachable
 from router.discovery.served_models import ServedModels
 from router.discovery.sleep import Sleepers
 from router.metrics import Metrics
-from router.records.outcome import Outcome
+from router.records.record import Outcome
 from router.request.headers import RequestHeaders
 from router.request.plan import Placement
 from router.request.results import Inbound, Prompt, Tries

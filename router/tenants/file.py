@@ -11,22 +11,63 @@ tenants:
     weight: 2.0
     priority: 0
     cache: own                       # own | shared | the name of a group
+
+Client keys are 256 random bits, of which only a digest is kept. A plain SHA-256 is enough. Slow
+hashes (scrypt, argon2) protect passwords, which people choose and attackers guess; nothing guesses
+256 random bits, however fast it may try. A key is compared by looking its digest up: what a client
+can measure depends on the digest, of which it controls no bit.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
+import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct, field
 
+from router.base.caller import FORBIDDEN, MAX_CHARS
 from router.base.errors import ConfigError
-from router.base.salts import FORBIDDEN, MAX_CHARS
 from router.config import explained, yaml_file
 from router.scheduling.classes import INTERACTIVE, ServiceClass
-from router.tenants.client_keys import DIGEST
+
+DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
+"""How a key's digest is written."""
+
+_LONGEST_KEY: Final = 512  # characters; a longer one is not ours
+
+
+def new_key() -> str:
+    """Create a client key: 256 bits of the system's randomness."""
+    return f"wr-{secrets.token_urlsafe(32)}"
+
+
+def digest_of(key: str) -> bytes:
+    """Digest a key, shape (32,)."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def written(digest: bytes) -> str:
+    """Write a digest as the file has it."""
+    return f"sha256:{digest.hex()}"
+
+
+def key_in(headers: Mapping[str, str]) -> str | None:
+    """Find the key a client sent: a bearer token, or Anthropic's `x-api-key`; None: it sent none.
+
+    Args:
+        headers: Case-insensitive.
+    """
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    key = token.strip() if scheme.lower() == "bearer" else ""
+    key = key or headers.get("x-api-key", "").strip()
+    return key if 0 < len(key) <= _LONGEST_KEY else None
+
 
 MAX_TENANTS: Final = 1000
 _MAX_KEYS: Final = 16
@@ -162,3 +203,74 @@ def _once(seen: dict[str, str], value: str, place: str) -> None:
 
 def _wrong(place: str, what: str) -> ConfigError:
     return ConfigError(f"{place}: {what}", param=place)
+
+
+_HEAD = """\
+# Tenants of warmroute (docs/guides/tenants.md). Keep it secret: cache salts are derived from it.
+secret: {secret}
+tenants:
+"""
+
+
+def make(name: str) -> tuple[str, str]:
+    """Create a key for a tenant; return it and its entry for the file.
+
+    Raises:
+        ConfigError: the name is not allowed.
+    """
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"a tenant's name has {NAME_HAS}", param="name")
+    key = new_key()
+    entry = f"  - name: {name}\n    keys:\n      - {written(digest_of(key))}\n"
+    return key, entry
+
+
+def add(path: Path, name: str) -> str:
+    """Create a key for a new tenant, add its entry to the file, and return the key.
+
+    The file is created if there is none, readable by its owner only, and replaced as a whole. Its
+    comments and its order stay: the entry goes to its end.
+
+    Raises:
+        ConfigError: the file, or what it would become, cannot be used; it is as it was.
+    """
+    key, entry = make(name)
+    if not path.exists():
+        _replace(path, _HEAD.format(secret=secrets.token_hex(32)) + entry, mode=0o600)
+        return key
+    known = read(path)
+    if any(tenant.name == name for tenant in known.tenants):
+        raise ConfigError(
+            f"{path}: {name!r} is there already; make a key without --file and add its digest to "
+            "that tenant's keys",
+            param="name",
+        )
+    text = path.read_text(encoding="utf-8").rstrip("\n") + "\n" + entry
+    try:
+        extended = parse(text.encode())
+    except ConfigError:
+        extended = None
+    is_same = extended is not None and extended.secret == known.secret
+    if extended is None or not is_same or extended.tenants[:-1] != known.tenants:
+        raise ConfigError(
+            f"{path}: does not end with a list of tenants in block style; make a key without "
+            "--file and add its entry yourself"
+        )
+    _replace(path, text, mode=path.stat().st_mode & 0o777)
+    return key
+
+
+def _replace(path: Path, text: str, *, mode: int) -> None:
+    """Write a file whole, so that no router reads half of it.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as stream:
+            stream.write(text)
+        os.replace(new, path)
+    except OSError as exc:
+        new.unlink(missing_ok=True)
+        raise ConfigError(f"{path}: {exc.strerror}") from exc

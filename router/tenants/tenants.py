@@ -11,13 +11,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from router.base.caller import Caller, InFlight
+from router.base.caller import Caller, InFlight, cache_salt
 from router.base.errors import ConfigError, Unauthorized
-from router.base.salts import cache_salt
 from router.base.watched_file import WatchedFile
 from router.scheduling.classes import BATCH
-from router.tenants.client_keys import DIGEST, digest_of, key_in
-from router.tenants.file import OWN, SHARED, TenantEntry, TenantsFile, read
+from router.tenants.file import (
+    DIGEST,
+    OWN,
+    SHARED,
+    TenantEntry,
+    TenantsFile,
+    digest_of,
+    key_in,
+    read,
+)
 
 logger = logging.getLogger(__name__)
 

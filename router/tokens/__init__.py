@@ -6,8 +6,7 @@ load_prompter -> Prompters.get -> Prompter: plan -> encode -> commit -> Tokens.k
 from router.tokens.loading import load_prompter
 from router.tokens.memory import EncodePlan, Tokens
 from router.tokens.needs_engine import NeedsEngine
-from router.tokens.prompter import Prompter
-from router.tokens.prompters import Prompters
+from router.tokens.prompter import Prompter, Prompters
 from router.tokens.trust import TokenTrust
 
 __all__ = [

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from router.api.anthropic_blocks import BILLING_HEADER
+from router.api.anthropic import BILLING_HEADER
 from router.api.openai import Json
 from router.tokens.content_format import ContentFormat
 from router.tokens.json_memo import JsonMemo

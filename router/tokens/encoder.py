@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from tokenizers import Tokenizer
 
 from router.api.openai import TokenIds
-from router.tokens.boundaries import Boundaries, find_boundaries
-from router.tokens.cuts import TextCuts
+from router.tokens.boundaries import Boundaries, TextCuts, find_boundaries
 from router.tokens.encoders import PlainEncoder
 from router.tokens.fast_encoder import FastEncoder, FastEncoderFailed
 from router.tokens.incremental import NewSegment

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from router.api.openai import TokenIds
-from router.tokens.boundaries import Needle
-from router.tokens.cuts import TextCuts
+from router.tokens.boundaries import Needle, TextCuts
 from router.tokens.incremental import NewSegment, PromptBoundaries
 from router.tokens.marked_text import MARK
 from router.tokens.needs_engine import NeedsEngine

@@ -8,7 +8,7 @@ are proven:
 - The kind of request: engines counted two of its prompts as we do. A kind is a route, tools and
   template arguments: everything that decides a prompt besides the messages.
 - The replica: its release takes ids, and its process made our ids of sample texts and chats
-  (`router.discovery.id_comparison`). A release that is not known gets none.
+  (`router.discovery.model_watch`). A release that is not known gets none.
 
 One in 32 prompts still goes as text, so that its count is new evidence. Any sign of wrong ids
 suspends the model at once, for a pause that doubles. Then everything is proven again. With
@@ -32,7 +32,7 @@ from router.api.openai import ChatRequest
 from router.base.backoff import Suspension
 from router.base.bounded import Bounded
 from router.base.releases import V0_32, Release, is_at_least
-from router.tokens.prompters import Prompters
+from router.tokens.prompter import Prompters
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Texts and chats to compare an engine's token ids with ours, and the message of a difference.
 
-Asking engines is in `router.discovery.id_comparison`. Equal counts prove nothing: releases of a
+Asking engines is in `router.discovery.model_watch`. Equal counts prove nothing: releases of a
 tokenizers library have split `2024` as `202|4` and as `2|024`. The texts are this router's own, so
 they may be logged.
 """

@@ -14,8 +14,7 @@ from typing import Any, get_args
 from router.base.releases import V0_32, Release
 from router.tokens import models
 from router.tokens.encoder import TextEncoder
-from router.tokens.media import MediaBook, Placeholder
-from router.tokens.media_names import MediaKind
+from router.tokens.media import MediaBook, MediaKind, Placeholder
 from router.tokens.model_files import ModelFiles
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.prompter import Prompter

@@ -2,25 +2,175 @@
 
 The engine's processor turns an item into tokens. An engine is asked once for an item's tokens. They
 are remembered by the item's bytes, for one caller's cache. From then on a prompt with the item is
-made here. Its name in block hashes is computed (`media_names`). The engines' counts prove
+made here. Its name in block hashes is computed (`media_name`). The engines' counts prove
 the tokens, or end their use for a while.
+
+The engine's name of an image is the identifier in its block hashes. Source: vLLM 0.32.0,
+multimodal/hasher.py (MultiModalHasher), multimodal/processing/inputs.py (get_mm_hashes),
+multimodal/media/image.py (ImageMediaIO.load_bytes), media/connector.py (_load_data_url). For
+requests without options for the processor or for reading media:
+
+    a client's `uuid`    is the identifier
+    an image's bytes     BLAKE3 of {"image": the bytes, "model_id": what `--model` says}; the
+                         bytes with {"image_mode": "RGB", "rgba_background_color": white} beside
+                         them if the engine converts the picture: it is not RGB, or, from 0.33 on,
+                         a PNG with a transparent colour
+
+Every key and value has its length in front, every container its kind. Named here are PNG, JPEG,
+WebP and GIF. Other items have no name here, and nothing behind them matches. Neither has an item
+behind an address: it may be another picture the next time.
+
+A prompt's text has a mark for each image, as bytes with boundaries for the segment tree:
+
+    bytes    text, mark, text, mark, ..., text       a mark: 0xff, a digest of the image, 0xff
+    tokens   encoded, the image's own, encoded, ...
+
+No UTF-8 text contains the byte 0xff. A mark is a segment of its own. So two prompts share the
+text behind an image only if it is the same image.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
-from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
+from blake3 import blake3
+from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest, xxh3_128_intdigest
 
 from router.api.openai import Json, TokenIds
 from router.base.backoff import Suspension
 from router.base.bounded import Bounded, BoundedBytes
-from router.base.releases import V0_32, Release
-from router.tokens.media_names import MediaItem, MediaKind
+from router.base.releases import V0_32, V0_33, Release
+from router.tokens.encoders import ChatEncoder
+from router.tokens.incremental import Boundary, NewSegment, PromptBoundaries
 from router.tokens.needs_engine import NeedsEngine
+
+MediaKind = Literal["image", "video"]
+
+MAX_URL_CHARS: Final = 16 << 20
+"""The longest URL of an item that is named here."""
+
+_MAX_JPEG_SEGMENTS: Final = 1_000
+_SEQUENCE, _MAPPING, _LEAF = b"\x01", b"\x02", b"\x03"
+_PNG: Final = b"\x89PNG\r\n\x1a\n"
+_PNG_RGB: Final = 2  # its colour type, with any number of bits
+_MAX_PNG_CHUNKS: Final = 1_000
+_JPEG_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+
+
+class MediaItem(NamedTuple):
+    """One image or video of a request.
+
+    url: None: the client names an item that it sent before.
+    uuid: The client's name for it, if it gave one.
+    """
+
+    url: str | None
+    uuid: str | None
+    kind: MediaKind = "image"
+
+
+def name_of(item: MediaItem, data: bytes, model_id: str, release: Release = V0_32) -> str | None:
+    """Compute an item's identifier; None: it is not known here. Blocking: a few ms a megabyte.
+
+    Args:
+        data: The content of its URL; see `data_of`.
+        model_id: The engine's `--model`.
+    """
+    if item.uuid is not None:
+        return item.uuid
+    is_rgb = _is_rgb(data, release) if item.kind == "image" else None
+    if is_rgb is None:
+        return None
+    model = _framed(b"model_id") + _LEAF + _framed(model_id.encode())
+    image = _framed(b"image") + (_LEAF + _framed(data) if is_rgb else _converted(data))
+    return blake3(_framed(b"image") + _LEAF + image + model).hexdigest()
+
+
+def data_of(url: str) -> bytes | None:
+    """Decode a data URL; None: it is none, or in a form that the engine refuses."""
+    if len(url) > MAX_URL_CHARS or url[:5].lower() != "data:":
+        return None
+    described, _, data = url[5:].partition(",")
+    if not data or described.rpartition(";")[1:] != (";", "base64"):
+        return None
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _framed(chunk: bytes) -> bytes:
+    return len(chunk).to_bytes(8, "little") + chunk
+
+
+def _converted(data: bytes) -> bytes:
+    """Write the bytes of a picture that the engine converts to RGB, on white if transparent."""
+    white = b"".join([_LEAF + _framed((255).to_bytes(8, "little"))] * 3)
+    return b"".join(
+        (
+            _MAPPING + (2).to_bytes(8, "little"),
+            _framed(b"io_config") + _MAPPING + (2).to_bytes(8, "little"),
+            _framed(b"image_mode") + _LEAF + _framed(b"RGB"),
+            _framed(b"rgba_background_color") + _SEQUENCE + (3).to_bytes(8, "little") + white,
+            _framed(b"data") + _LEAF + _framed(data),
+        )
+    )
+
+
+def _is_rgb(data: bytes, release: Release) -> bool | None:
+    """Return whether a picture is RGB for Pillow, by its first bytes; None: not certain."""
+    if data.startswith(_PNG) and data[12:16] == b"IHDR" and len(data) > 25:
+        if data[25] != _PNG_RGB or release < V0_33:
+            return data[25] == _PNG_RGB
+        return _png_is_opaque(data)
+    if data.startswith(b"\xff\xd8\xff"):
+        return _jpeg_is_rgb(data)
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return _webp_is_rgb(data)
+    return False if data[:6] in (b"GIF87a", b"GIF89a") else None
+
+
+def _png_is_opaque(data: bytes) -> bool | None:
+    """Return whether an RGB picture has no transparent colour, a chunk before the pixels."""
+    position = len(_PNG)
+    for _ in range(_MAX_PNG_CHUNKS):
+        kind = data[position + 4 : position + 8]
+        if len(kind) < 4:
+            return None
+        if kind in (b"tRNS", b"IDAT"):
+            return kind == b"IDAT"
+        position += 12 + int.from_bytes(data[position : position + 4], "big")
+    return None
+
+
+def _jpeg_is_rgb(data: bytes) -> bool | None:
+    """Read the number of the frame's components: 3 are RGB, 1 is grey, 4 are CMYK."""
+    position = 2
+    for _ in range(_MAX_JPEG_SEGMENTS):
+        if data[position : position + 1] != b"\xff" or len(data) < position + 10:
+            return None
+        if data[position + 1] in _JPEG_FRAMES:
+            return data[position + 9] == 3
+        position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+    return None
+
+
+def _webp_is_rgb(data: bytes) -> bool | None:
+    """Read whether there is no transparency: with it, the picture is RGBA."""
+    kind = data[12:16]
+    if kind == b"VP8 ":
+        return True
+    if kind == b"VP8L" and len(data) > 24:
+        return not data[24] & 0x10
+    if kind == b"VP8X" and len(data) > 20:
+        return not data[20] & 0x10
+    return None
+
 
 _TEXT_PARTS: Final = frozenset(
     "text input_text output_text refusal thinking tool_reference".split()
@@ -229,3 +379,75 @@ def tokens_between(ids: Sequence[int], text_ids: Sequence[int], token_id: int) -
     if end <= start or ids[:start] != before or ids[end:] != behind:
         return None
     return array("I", ids[start:end])
+
+
+_EDGE: Final = b"\xff"
+
+
+class MediaText:
+    """The bytes, and the images by the position of their marks."""
+
+    __slots__ = ("data", "ends", "media")
+
+    def __init__(self, texts: Sequence[str], media: Sequence[KnownMedia]) -> None:
+        """Join texts with images between them; there is one more text than images."""
+        data = bytearray(texts[0].encode())
+        self.media: dict[int, KnownMedia] = {}
+        self.ends: list[tuple[int, int]] = []  # of the marks: [start, end), ascending
+        for known, text in zip(media, texts[1:], strict=True):
+            start = len(data)
+            digest = xxh3_128_hexdigest(known.name.encode() + _EDGE + known.ids.tobytes())
+            data += _EDGE + digest.encode() + _EDGE
+            self.media[start] = known
+            self.ends.append((start, len(data)))
+            data += text.encode()
+        self.data = bytes(data)
+
+
+class MediaCuts:
+    """The boundaries of the text, and both ends of every mark."""
+
+    __slots__ = ("_next", "_text", "_text_cuts")
+
+    def __init__(self, text: MediaText, text_cuts: PromptBoundaries) -> None:
+        self._text = text
+        self._text_cuts = text_cuts
+        self._next = 0
+
+    def after(self, position: int) -> Boundary | None:
+        marks = self._text.ends
+        while self._next < len(marks) and marks[self._next][0] < position:
+            self._next += 1
+        found = None
+        if self._next < len(marks):
+            start, end = marks[self._next]
+            if start == position:
+                return Boundary(end, b"", self._text.media[start].name)
+            found = Boundary(start, _EDGE)
+        cut = self._text_cuts.after(position)
+        if found is None or (cut is not None and cut.position < found.position):
+            return cut
+        return found
+
+
+class MediaEncoder:
+    """Makes the ids: of the text by the model's encoder, of images their own."""
+
+    __slots__ = ("_encoder", "_text")
+
+    def __init__(self, text: MediaText, encoder: ChatEncoder) -> None:
+        self._text = text
+        self._encoder = encoder
+
+    def cuts(self, data: bytes) -> MediaCuts:
+        """Find the boundaries of the marked text."""
+        return MediaCuts(self._text, self._encoder.cuts(data))
+
+    def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:
+        """Encode segments; pure and thread-safe. The last of `new` is the tail, and text."""
+        texts = [segment for segment in new if segment.media is None]
+        encoded = iter(self._encoder.encode(data, texts, suffix))
+        return [
+            next(encoded) if segment.media is None else self._text.media[segment.start].ids
+            for segment in new
+        ]

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from router.api.openai import ChatRequest, CompletionRequest, TokenIds
 from router.tokens.encoders import ChatEncoder, PlainEncoder
-from router.tokens.media import MediaBook, tokens_between
-from router.tokens.media_names import MediaKind
+from router.tokens.media import MediaBook, MediaKind, tokens_between
 from router.tokens.memory import Tokens
 from router.tokens.panics import is_failure
 from router.tokens.renderer import Renderer

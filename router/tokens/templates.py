@@ -4,6 +4,28 @@ There is one `ChatRenderer` per model, with its templates and the engine's optio
 renders as vLLM and transformers do together. Sources: vLLM 0.32.0, renderers/hf.py
 (safe_apply_chat_template), renderers/online_renderer.py (render_chat); transformers 5.19,
 utils/chat_template_utils.py (render_jinja_template).
+
+Sources of the template's arguments, besides the messages: vLLM 0.32.0,
+entrypoints/openai/chat_completion/protocol.py (build_chat_params), renderers/params.py
+(merge_kwargs).
+
+The sandbox has shortcuts for common operations. transformers renders in jinja's
+ImmutableSandboxedEnvironment. There, every `message.role` raises and catches an AttributeError, and
+every `content.strip()` runs a chain of checks. The subclass here answers the harmless cases at
+once, and leaves all others to its parent: same values, same errors, same refusals. 171 messages,
+385 KB, a Qwen3 template: 4.2 -> 1.1 ms.
+
+The cases, and why the parent gives the same answer:
+
+1. A dict's key that is no dict attribute: the parent fails at getattr, then subscribes.
+2. A str method other than format and format_map: public, not mutating, so the parent allows it.
+3. A public property of a loop: the parent allows it, too.
+4. A namespace's plain value (str, number, list, dict, None): the parent only checks the name, and
+   namespaces return only values that the template stored.
+5. A call of a str's own method: is_safe_callable is true of builtins, and the parent does nothing
+   else with the context.
+6. Case 1 of a plain name, `message.role` or `message['role']`, and case 3 of `loop` are compiled
+   into the template.
 """
 
 from __future__ import annotations
@@ -11,26 +33,213 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import BuiltinMethodType
 from typing import Any
 
 import jinja2.meta
-from jinja2 import Template, TemplateError
+from jinja2 import Environment, Template, TemplateError, nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.runtime import LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
-from router.api.openai import ChatRequest
+from router.api.openai import ChatRequest, Json
 from router.base.errors import TemplateFailed
 from router.base.releases import V0_32, Release
-from router.tokens.arguments import continued_and_begun, template_arguments
 from router.tokens.content_format import ContentFormat, detect_content_format
 from router.tokens.conversation import (
     Conversation,
     build_conversation,
+    build_tools,
+    check_numbers,
     without_developer,
 )
 from router.tokens.json_memo import JsonMemo
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.renderer import Renderer
-from router.tokens.sandbox import compile_template, stock_template
 from router.tokens.template_probes import wants_system_first
+
+# Parameters of transformers' apply_chat_template. As template arguments they would change its work.
+_STEERING = frozenset(
+    "chat_template tokenize conversation conversations messages tools documents padding truncation "
+    "max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs".split()
+)
+
+
+def template_arguments(request: ChatRequest, memo: JsonMemo) -> dict[str, Any]:
+    """Merge the template's arguments. Later ones win; null and "auto" never do.
+
+    The engine's defaults come first, then tools, then the request's own. The Responses route keeps
+    a null or "auto" of the request's own arguments if the engine has no defaults.
+
+    Raises:
+        NeedsEngine: it is not known how the engine renders an argument.
+    """
+    given, defaults = request.chat_template_kwargs or {}, request.template_defaults or {}
+    steering = _STEERING & (given.keys() | defaults.keys())
+    if steering:
+        raise NeedsEngine("field", f"chat_template_kwargs.{min(steering)}")
+    if given:
+        check_numbers(given)
+    own = {
+        "add_generation_prompt": request.add_generation_prompt,
+        "continue_final_message": request.continue_final_message,
+        "documents": _documents(request.documents) if request.documents is not None else None,
+        "reasoning_effort": request.reasoning_effort,
+    }
+    if request.reasoning_effort is not None and "enable_thinking" not in given:
+        own["enable_thinking"] = request.reasoning_effort != "none"
+    merged = _merged(given, own)
+    if request.renders_as == "responses":  # it merges them itself, and passes them as defaults
+        defaults = _merged(defaults, merged) if defaults else merged
+    tools = build_tools(request.tools, memo) if request.tools is not None else None
+    return _merged({**defaults, "tools": tools}, merged)
+
+
+def continued_and_begun() -> TemplateFailed:
+    """Return the error for a request to continue its last message and to begin an answer."""
+    return TemplateFailed(
+        "`continue_final_message` and `add_generation_prompt` exclude each other: set the latter "
+        "to false",
+        param="continue_final_message",
+    )
+
+
+def _documents(documents: Sequence[Json]) -> list[Json]:
+    for document in documents:
+        if not all(isinstance(value, str) for value in document.values()):
+            raise NeedsEngine("field", "documents")
+    return list(documents)
+
+
+def _merged(defaults: Json, overrides: Json) -> dict[str, Any]:
+    return {
+        **defaults,
+        **{key: value for key, value in overrides.items() if value not in (None, "auto")},
+    }
+
+
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+_STR_METHODS = frozenset(
+    name for name in dir(str) if not name.startswith("_") and name not in ("format", "format_map")
+)
+_LOOP_PROPERTIES = frozenset(
+    name for name, value in vars(LoopContext).items() if isinstance(value, property)
+) | {"index0", "depth0"}
+_PLAIN_TYPES = frozenset({str, int, float, bool, type(None), list, dict})
+
+
+def stock_template(source: str) -> Template:
+    """Compile a chat template as transformers does, which remembers it.
+
+    Uses a private function of transformers 5.19. For a release without it, the engine renders: it
+    is not known how that release compiles templates.
+
+    Raises:
+        jinja2.TemplateSyntaxError: the template is not one.
+        LookupError: transformers has no such function.
+    """
+    from transformers.utils import chat_template_utils
+
+    try:
+        template = chat_template_utils._compile_jinja_template(source)
+    except (AttributeError, TypeError) as exc:
+        raise LookupError("transformers compiles templates in another way") from exc
+    if not isinstance(template, Template):
+        raise LookupError("transformers compiles templates to something else")
+    return template
+
+
+def compile_template(source: str, memo: JsonMemo) -> Template:
+    """Compile a chat template just as transformers does, into the faster sandbox.
+
+    Raises: as `stock_template`.
+    """
+    theirs: Environment = stock_template(source).environment
+    if type(theirs) is not ImmutableSandboxedEnvironment:
+        return theirs.from_string(source)  # a release that does it differently
+    ours = theirs.overlay()
+    ours.__class__ = FastSandbox
+    ours.filters = {**theirs.filters, "tojson": memo.wrap(theirs.filters["tojson"])}
+    template = ours.from_string(source)
+    template.globals = dict(template.globals)  # each rendering copies it, a ChainMap in 20 us
+    return template
+
+
+class _FastCode(CodeGenerator):
+    """Compiles a dict's key of a name to a subscript, everything else as jinja does."""
+
+    def visit_Getattr(self, node: nodes.Getattr, frame: Frame) -> None:  # noqa: N802
+        if isinstance(node.node, nodes.Name) and node.attr not in _DICT_ATTRIBUTES:
+            if node.node.name == "loop" and node.attr in _LOOP_PROPERTIES:
+                self._property(node.node, node.attr, frame)
+            else:
+                self._subscript(node.node, node.attr, "getattr", frame)
+        else:
+            super().visit_Getattr(node, frame)
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
+        key = node.arg.value if isinstance(node.arg, nodes.Const) else None
+        if isinstance(node.node, nodes.Name) and type(key) is str:
+            self._subscript(node.node, key, "getitem", frame)
+        else:
+            super().visit_Getitem(node, frame)
+
+    def _property(self, name: nodes.Name, key: str, frame: Frame) -> None:
+        self.write("(")
+        self.visit(name, frame)
+        self.write(f".{key} if type(")
+        self.visit(name, frame)
+        self.write(") is LoopContext else environment.getattr(")
+        self.visit(name, frame)
+        self.write(f", {key!r}))")
+
+    def _subscript(self, name: nodes.Name, key: str, otherwise: str, frame: Frame) -> None:
+        self.write("(")
+        self.visit(name, frame)
+        self.write(f"[{key!r}] if type(")
+        self.visit(name, frame)
+        self.write(f") is dict and {key!r} in ")
+        self.visit(name, frame)
+        self.write(f" else environment.{otherwise}(")
+        self.visit(name, frame)
+        self.write(f", {key!r}))")
+
+
+class FastSandbox(ImmutableSandboxedEnvironment):
+    """An ImmutableSandboxedEnvironment with the shortcuts of this module's charter."""
+
+    code_generator_class = _FastCode
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        kind = type(obj)
+        if kind is dict:
+            if attribute not in _DICT_ATTRIBUTES:
+                if attribute in obj:
+                    return obj[attribute]
+                return self.undefined(obj=obj, name=attribute)
+        elif kind is str:
+            if attribute in _STR_METHODS:
+                return getattr(obj, attribute)
+        elif kind is LoopContext:
+            if attribute in _LOOP_PROPERTIES:
+                return getattr(obj, attribute)
+        elif kind is Namespace:
+            try:
+                value = getattr(obj, attribute)
+            except AttributeError:
+                return super().getattr(obj, attribute)
+            if type(value) in _PLAIN_TYPES and not attribute.startswith("_"):
+                return value
+        return super().getattr(obj, attribute)
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        if type(__obj) is BuiltinMethodType and type(__obj.__self__) is str:
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            return __obj(*args, **kwargs)
+        return super().call(__context, __obj, *args, **kwargs)
+
 
 FindTemplate = Callable[[bool], str]
 Adapt = Callable[[dict[str, Any], JsonMemo], dict[str, Any]]

@@ -24,10 +24,9 @@ from router.base.host_names import Names
 from router.base.shortage import shortage
 from router.config import ForwardConfig
 from router.config.tls import Tls
-from router.replicas.signs import Signs
+from router.replicas.health import Signs
 from router.upstream.answer import Answer
-from router.upstream.connections import Strays
-from router.upstream.connector import Connector
+from router.upstream.connections import Connector, Strays
 from router.upstream.failures import upstream_error
 from router.upstream.session import HttpSession, Response, StrayAnswer
 

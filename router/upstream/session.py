@@ -21,8 +21,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
 from yarl import URL
 
-from router.upstream.connections import MAX_HEADER_BYTES, MAX_HEADERS, Guarded
-from router.upstream.connector import Connector
+from router.upstream.connections import MAX_HEADER_BYTES, MAX_HEADERS, Connector, Guarded
 
 _LARGE_BODY: Final = 512 * 1024
 _PIECE: Final = 256 * 1024

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from router.api.anthropic import parse_count, parse_messages, usage_of_message, usage_of_messages
-from router.api.engine_tokenize import tokenize_chat
+from router.api.engine_bodies import tokenize_chat
 from router.api.openai import ChatRequest
 from router.base.errors import BadRequest
 

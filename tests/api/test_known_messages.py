@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.api.digests import MAX_MESSAGES, parts_of
 from router.api.known_messages import KnownMessages
-from router.api.part_digests import MAX_MESSAGES, parts_of
 
 
 def _messages(num: int, seed: int = 1) -> list[dict[str, Any]]:

@@ -1,9 +1,13 @@
-"""router.api.routes and router.api.forms: which model a request names."""
+"""router.api.routes and router.api.forms: which model a request names.
+
+router.api.apis: which bodies get another model's name, and what of them changes.
+"""
 
 from __future__ import annotations
 
 import pytest
 
+from router.api.apis import ModelAliases
 from router.api.forms import MAX_PARTS, SMALL_BYTES, model_of_form
 from router.api.routes import named_model
 
@@ -115,3 +119,47 @@ def test_what_names_a_model_depends_on_the_route() -> None:
     assert named("/invocations", headers=adapter, view={"model": "a"}) == "sql"
     assert named("/score", headers=adapter, view={"model": "a"}) == "a"
     assert named(view={"model": 1}) is None
+
+
+ALIASES = ModelAliases({"claude-haiku-*": "small", "claude-*": "large", "gpt.4": "large"})
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"model":"claude-haiku-9","n":1}', b'{"model":"small","n":1}'),
+        (b'{"n": 1, "model" : "claude-opus-9"}', b'{"model":"large","n": 1}'),
+        (b'{"model":"gpt.4"}', b'{"model":"large"}'),
+        (b'{"model":"claude-\\nx"}', b'{"model":"large"}'),
+        (b'{"model":"a","model":"claude-x"}', b'{"model":"large"}'),
+    ],
+)
+def test_an_alias_becomes_the_served_model(body: bytes, expected: bytes) -> None:
+    """The first name that fits counts, and nothing else of the body changes."""
+    assert ALIASES.apply(body, ()) == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"gpt-4"}',
+        b'{"model":"my-claude-x"}',
+        b'{"model":"claude-x","model":"served"}',
+        b'{"model":null}',
+        b'{"messages":[{"model":"claude-x"}]}',
+        b'["claude-x"]',
+        b"not json",
+        b"",
+        None,
+    ],
+)
+def test_other_bodies_stay_as_they_are(body: bytes | None) -> None:
+    """Byte for byte the same object, whatever it is."""
+    assert ALIASES.apply(body, ()) is body
+
+
+def test_no_alias_hides_a_model_that_is_served() -> None:
+    body = b'{"model":"claude-x"}'
+
+    assert ALIASES.apply(body, {"claude-x"}) is body
+    assert ModelAliases({}).apply(body, ()) is body

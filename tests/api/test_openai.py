@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.api.engine_tokenize import tokenize_body
+from router.api.engine_bodies import tokenize_body
 from router.api.openai import parse_chat, parse_completion
 from router.base.errors import BadRequest
 

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from router.api.opening import Begun, Opening, opening_of
+from router.api.answers import Begun, Opening, opening_of
 
 
 def event(value: Any, name: str | None = None) -> bytes:

@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 from router.api.apis import APIS
-from router.api.outline import AT_ONCE_MS, MOST_MS, Outline, costs_ms, make_outline
-from router.api.withheld import FIELDS, Withheld
+from router.api.body_fields import FIELDS, Withheld
+from router.api.fields import AT_ONCE_MS, MOST_MS, Outline, costs_ms, make_outline
 from router.base.errors import BadRequest
 
 

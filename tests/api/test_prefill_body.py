@@ -1,4 +1,4 @@
-"""router.api.prefill_body: the request that has a prompt computed and nothing else."""
+"""router.api.engine_bodies: the request that has a prompt computed and nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from router.api.prefill_body import decode_body, is_capped, prefill_body, transfer_params
+from router.api.engine_bodies import decode_body, is_capped, prefill_body, transfer_params
 
 MESSAGES = [{"role": "user", "content": "x"}]
 ONE: dict[str, Any] = {"stream": False, "ignore_eos": True}

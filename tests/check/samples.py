@@ -18,8 +18,7 @@ from router.discovery.engine_pages import ServerInfo
 from router.kv_events.subscriber import EventSource
 from router.pool.layouts import Layout
 from router.pool.master import MasterFigures
-from router.replicas.entry import Entry
-from router.replicas.replica import ServedModel
+from router.replicas.replica import Entry, ServedModel
 
 URL = "http://10.0.0.5:8000"
 SERVED = ServedModel(id="qwen", max_model_len=32768)

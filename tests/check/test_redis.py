@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from router.base.messages import SCHEMA, Delta, ReplicaRecord, StreamId, TierChange, pack_keys
-from router.check.deadline import Deadline
 from router.check.finding import Level
+from router.check.reach import Deadline
 from router.check.redis import RedisSeen, judge, look
 from router.cluster.redis_store import RedisStore
 from router.config import IndexConfig, RedisConfig

@@ -1,4 +1,7 @@
-"""router.cli: what is wrong is one line; what runs ends cleanly."""
+"""router.cli: what is wrong is one line; what runs ends cleanly.
+
+`warmroute page`: a link that opens the live page.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,9 @@ from policies.registry import POLICIES
 from router import config
 from router.cli import main
 from router.cli.group import SUMMARIES
-from tests.cli.running import REPLICA, run, said_at_start, serving
+from tests.cli.running import REPLICA, on_a_terminal, run, said_at_start, serving
 from tests.faults.fake_engine import FakeEngine
-from tests.faults.stage import SLOW, Engines, chat, on_stage, streamed, words
+from tests.faults.stage import SECRET, SLOW, Engines, chat, on_stage, streamed, words
 from tests.forks import python_command, python_environment
 from tests.ports import free_port
 from tests.waiting import until, until_ready
@@ -549,3 +552,16 @@ async def test_check_ends_quietly_on_ctrl_c() -> None:
     assert process.returncode == 130
     assert b"Traceback" not in stderr
     assert stdout == b""
+
+
+async def test_only_a_terminal_gets_the_token(tmp_path: Path) -> None:
+    """A log, a pipe or a file gets the plain address."""
+    token = tmp_path / "token"
+    token.write_text(f"{SECRET}-token\n")
+    async with Engines(1) as engines, on_stage(*engines, admin__token_file=token) as stage:
+        command = ("page", "--admin", stage.admin_url, "--token-file", str(token))
+        shown = await asyncio.to_thread(on_a_terminal, *command)
+        piped = await asyncio.to_thread(run, *command)
+
+    assert shown.strip() == f"{stage.admin_url}/#token={SECRET}-token"
+    assert piped.output == f"{stage.admin_url}/\n"

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from router.api.sessions import engine_name, session_hash
 from router.cli import main
 from router.cli.admin import Admin, NoRouter, Refused
-from router.cli.figures import waiting
+from router.cli.terminal import waiting
 from router.cli.watch import COLUMNS, is_wanted, long_waits, text_of, watched
 from tests.conftest import Serve
 from tests.faults.stage import SECRET, SESSION, Engines, Stage, chat, on_stage, streamed, words

@@ -8,8 +8,8 @@ from typing import Any
 
 from router.base.contracts import BlockKey
 from router.base.messages import Delta, SharedTier, StreamId, TierChange, is_pool_stream, pack_keys
-from router.cluster.log_tails import LogTails
-from router.cluster.redis_log import LogReader
+from router.cluster.following import LogTails
+from router.cluster.redis_snapshot import LogReader
 from router.cluster.redis_store import RedisStore
 from router.config import RedisConfig
 

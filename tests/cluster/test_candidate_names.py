@@ -1,4 +1,4 @@
-"""router.cluster.candidate_names: names that routers have in common."""
+"""router.cluster.candidate_source: names that routers have in common."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from policies import CandidateId
 from router.base.messages import StreamId
-from router.cluster.candidate_names import CandidateNames
+from router.cluster.candidate_source import CandidateNames
 from router.config import ReplicaConfig
 from router.replicas import Fleet
 from router.replicas.registry import Registry

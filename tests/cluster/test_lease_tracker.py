@@ -1,11 +1,11 @@
-"""router.cluster.lease_tracker: what another router has open, whatever happens to its notes."""
+"""router.cluster.peers: what another router has open, whatever happens to its notes."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.cluster.lease_tracker import LeaseTracker
+from router.cluster.peers import LeaseTracker
 
 
 def tracker_of(*numbers: int) -> LeaseTracker[int]:

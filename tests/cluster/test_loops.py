@@ -11,7 +11,8 @@ import uvloop
 
 from router.base.errors import EMPTIED, StoreUnavailable
 from router.base.messages import Answered, Began, Ended, Note
-from router.cluster import loops, outbox
+from router.cluster import outbox
+from router.cluster import sharing as loops
 from router.cluster.index_writer import IndexWriter
 from router.cluster.redis_store import RedisStore
 from tests.cluster.redis_stores import opened

@@ -16,7 +16,7 @@ from router.base.messages import (
     TierChange,
     encode,
 )
-from router.cluster.notes import NoteKinds
+from router.cluster.peers import NoteKinds
 from tests.nodes import Node, chain_of
 
 X = StreamId("http://x#0")

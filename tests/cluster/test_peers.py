@@ -21,7 +21,7 @@ from router.base.messages import (
 from router.cluster.peers import LEASE_S
 from router.config import ReplicaConfig
 from router.index.cache_view import LINGER_S
-from router.records.outcome import Outcome
+from router.records.record import Outcome
 from router.replicas import EngineLoad
 from router.replicas.ledger import Booking
 from router.scheduling.conversations import Conversations

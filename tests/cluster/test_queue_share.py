@@ -7,7 +7,7 @@ import pytest
 from policies import CandidateId
 from router.base.messages import Left, Notes
 from router.cluster.peers import LEASE_S
-from router.cluster.queue_share import WaitingNow
+from router.cluster.shares import WaitingNow
 from router.scheduling.conversations import Conversations
 from tests.nodes import Node
 

@@ -23,11 +23,11 @@ from router.base.messages import (
     encode,
     pool_stream,
 )
-from router.cluster import redis_connection, redis_log
-from router.cluster.log_tails import LogTails
-from router.cluster.redis_log import LogReader
-from router.cluster.redis_store import RedisStore, Written
-from router.cluster.redis_sweep import Swept
+from router.cluster import redis_connection
+from router.cluster import redis_snapshot as redis_log
+from router.cluster.following import LogTails
+from router.cluster.redis_snapshot import LogReader
+from router.cluster.redis_store import RedisStore, Swept, Written
 from tests.cluster.redis_stores import (
     POOL_STREAM,
     R1,

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Mapping
 
 from router.base.messages import Position, StreamId, StreamStatus
-from router.cluster.redis_log import LogPart, LogReader
+from router.cluster.following import SnapshotLoader
+from router.cluster.redis_snapshot import LogPart, LogReader
 from router.cluster.redis_store import RedisStore
-from router.cluster.snapshot_loader import SnapshotLoader
 from tests.cluster.redis_stores import R1, R2, config, stored
 from tests.engine import CONTRACT
 from tests.redis_servers import Start

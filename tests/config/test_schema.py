@@ -1,4 +1,4 @@
-"""router.config.schema: it accepts what the loader accepts, and refuses unknown keys."""
+"""router.config.tree: it accepts what the loader accepts, and refuses unknown keys."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from router.base.errors import (
     UpstreamUnreachable,
 )
 from router.config.hosts import HostRules
-from router.discovery import engine_metrics, engine_pages
+from router.discovery import engine_pages
+from router.discovery import engine_pages as engine_metrics
 from router.discovery.engine_api import EngineApi
 from router.discovery.engine_pages import EventSource, ServerInfo
 from router.replicas import ServedModel

@@ -1,4 +1,7 @@
-"""Faults, seen from outside: what a client and a subscriber meet."""
+"""Faults, seen from outside: what a client and a subscriber meet.
+
+Whose turn it is to fail.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from msgspec.structs import replace
 
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.events import GARBAGE
-from loadtest.emulator.faults import Fault, FaultKind
+from loadtest.emulator.faults import Fault, FaultKind, Faults
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.engine_model.time_model import PRESETS
 from router.kv_events.wire import END_OF_REPLAY, BlockStored, decode
@@ -245,3 +248,22 @@ def test_a_connection_that_is_being_made_ends_with_the_replica(num_turns: int) -
                 return b""
 
     assert uvloop.run(connect_and_close()) == b""
+
+
+def test_chance_is_repeatable() -> None:
+    """Same seed, same requests fail, about as many as said."""
+
+    def outcomes(seed: int) -> list[bool]:
+        faults = Faults(seed)
+        faults.arm(Fault(kind="die_before", probability=0.3))
+        return [faults.next() is not None for _ in range(200)]
+
+    assert outcomes(1) == outcomes(1)
+    assert outcomes(1) != outcomes(2)
+    assert 30 < sum(outcomes(1)) < 90
+
+
+def test_faults_of_the_whole_replica_cannot_be_armed_for_requests() -> None:
+    """A restart happens at once, not to a request."""
+    with pytest.raises(ValueError, match="restart is not a fault of requests"):
+        Faults(seed=0).arm(Fault(kind="restart"))

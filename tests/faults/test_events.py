@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from router.kv_events import patience
+from router.kv_events import stream as patience
 from router.kv_events import stream as rank_stream
 from tests.faults.fake_engine import MODELS, FakeEngine
 from tests.faults.stage import Engines, arm, chat, converse, holder, on_stage, truth, words

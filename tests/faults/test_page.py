@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from router.metrics import Metrics, PoolState, SharingState
-from router.observers.early.metrics import EarlyMetrics
+from router.observers.early.early_results import EarlyMetrics
 from router.observers.experiments.metrics import ExperimentMetrics
 from router.replicas.state import RankState
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loadtest.emulator.emulator import Emulator
-from router.kv_events import patience
+from router.kv_events import stream as patience
 from router.kv_events import stream as rank_stream
 from tests.faults.stage import Engines, Stage, chat, converse, on_stage, on_stages, truth, words
 from tests.fuzz.samples import DEEP_ARRAY_EVENT, DEEP_MAP_EVENT

@@ -11,7 +11,8 @@ import orjson
 import pytest
 from aiohttp import web
 
-from router.cluster import record_share, redis_records
+from router.cluster import redis_records
+from router.cluster import shares as record_share
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SECRET, Json, Reply, Stage, on_stage
 from tests.faults.tenants import A, B, tenants_file

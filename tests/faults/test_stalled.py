@@ -10,7 +10,7 @@ from aiohttp import web
 
 from router.cli.replicas import table
 from router.cli.status import degraded
-from router.replicas import signs
+from router.replicas import health as signs
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import Engines, Json, Stage, arm, chat, on_stage, streamed, words
 

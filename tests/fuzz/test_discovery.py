@@ -14,8 +14,8 @@ from router.config.hosts import HostRules
 from router.discovery.endpoint_slices import replicas_in
 from router.discovery.kubernetes_api import Expired, SliceChange, change_of
 from router.discovery.sources import why_refused
-from router.replicas.entry import Found
 from router.replicas.registry import Registry
+from router.replicas.replica import Found
 from tests.discovery.fake_kubernetes import endpoint, slice_of
 from tests.fuzz.budget import fuzz
 from tests.fuzz.mutations import twisted

@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 
 from router.base.contracts import MAX_BLOCK_SIZE
 from router.base.errors import BadRequest, UpstreamError
-from router.discovery import engine_metrics
+from router.discovery import engine_pages as engine_metrics
 from router.discovery import engine_pages as pages
 from router.discovery.engine_api import EngineApi
 from tests.discovery.pages import METRICS, MODELS, SOURCES

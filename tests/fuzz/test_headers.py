@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from router.api.body_fields import PREFIX, Withheld
 from router.api.clients import FORWARDED, Clients
-from router.api.withheld import PREFIX, Withheld
 from router.upstream import HOP_BY_HOP, end_to_end
 
 # As aiohttp reads them: bytes that are no UTF-8 become surrogates.

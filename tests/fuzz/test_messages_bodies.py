@@ -9,11 +9,16 @@ import orjson
 from hypothesis import strategies as st
 
 from router.api import apis
-from router.api.anthropic import parse_count, parse_messages, usage_of_message, usage_of_messages
-from router.api.anthropic_blocks import arguments_of
-from router.api.anthropic_types import Unknown
-from router.api.engine_tokenize import tokenize_chat
-from router.api.outline import make_outline
+from router.api.anthropic import (
+    Unknown,
+    arguments_of,
+    parse_count,
+    parse_messages,
+    usage_of_message,
+    usage_of_messages,
+)
+from router.api.engine_bodies import tokenize_chat
+from router.api.fields import make_outline
 from router.base.errors import ClientError
 from router.tokens import NeedsEngine
 from tests.fuzz.budget import fuzz

@@ -33,16 +33,15 @@ from router.base.messages import (
     encode,
     pack_keys,
 )
-from router.cluster.queue_share import TurnWaits, WaitingNow
-from router.cluster.redis_log import LogReader, read_logs
-from router.cluster.redis_snapshot import PoolSnapshot, named_bits, read_heads
+from router.cluster.redis_snapshot import LogReader, PoolSnapshot, named_bits, read_heads, read_logs
+from router.cluster.shares import TurnWaits, WaitingNow
 from router.config import ReplicaConfig
 from router.index.block_index import BlockIndex
 from router.kv_events.stream import RankStream
 from router.observers.sessions.describe import session_fields, turn_fields
-from router.observers.sessions.turn_notes import Booked, Over, Remembered, Run, SharedParts
+from router.observers.sessions.turn_share import Booked, Over, Remembered, Run, SharedParts
 from router.observers.sessions.turns import Turn
-from router.records.computed import Change, Computed, Loss, Move
+from router.records.record import Change, Computed, Loss, Move
 from router.replicas.registry import Registry
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, prompt, stored
 from tests.fuzz.budget import fuzz

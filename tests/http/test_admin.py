@@ -1,14 +1,25 @@
-"""router.http.admin in a whole router: what operators see and do, and who may."""
+"""router.http.admin in a whole router: what operators see and do, and who may.
+
+router.http.admin in a whole router: web pages in an operator's browser, and strangers.
+
+router.http.admin_token: the token that a router makes when it is given none.
+"""
 
 from __future__ import annotations
 
+import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import orjson
 import pytest
+from click.testing import CliRunner
 
+from router import config
 from router.base.errors import ConfigError
-from tests.faults.stage import SECRET, SESSION, Engines, chat, on_stage, words
+from router.cli import main
+from router.http.admin_token import default_file, with_token
+from tests.faults.stage import SECRET, SESSION, Engines, Stage, chat, on_stage, words
 
 
 async def test_replicas_are_described() -> None:
@@ -170,3 +181,174 @@ async def test_adding_twice_is_no_error() -> None:
         added = {"name": "east", "url": order["url"]}
         assert first.json() == added | {"is_new": True}
         assert second.json() == added | {"is_new": False}
+
+
+NEW = {"url": "http://127.0.0.1:9"}
+
+
+async def replicas(stage: Stage, headers: dict[str, str]) -> int:
+    return len((await stage.admin("/admin/replicas", None, headers)).json()["replicas"])
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "field"),
+    [
+        ({"Content-Type": "text/plain"}, 415, "Content-Type"),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415, "Content-Type"),
+        ({"Content-Type": "application/json-patch"}, 415, "Content-Type"),
+        ({"Origin": "http://evil.example"}, 403, "Origin"),
+        ({"Origin": "null"}, 403, "Origin"),
+        ({"Origin": ""}, 403, "Origin"),
+        ({"Host": "evil.example:8081"}, 403, "Host"),
+        ({"Host": "127.0.0.1.evil.example"}, 403, "Host"),
+        ({"Host": ""}, 403, "Host"),
+        (
+            {"Host": "evil.example", "Origin": "http://evil.example", "Content-Type": "text/plain"},
+            403,
+            "Host",
+        ),
+    ],
+)
+async def test_what_a_web_page_can_send_is_refused(
+    headers: dict[str, str], status: int, field: str
+) -> None:
+    """Even where no token is asked for: no replica is added, no prompt goes there."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        reply = await stage.admin("/admin/replicas", NEW, headers)
+
+        assert (reply.status, reply.error["param"]) == (status, field)
+        assert await replicas(stage, {}) == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "[::1]:8081", "admin.example:8081"])
+async def test_the_port_has_its_own_names(host: str) -> None:
+    """Addresses, localhost, and those of admin.hosts; a page of the port itself may ask, too."""
+    async with Engines(1) as engines, on_stage(*engines, admin__hosts=["Admin.example"]) as stage:
+        headers = {"Host": host, "Origin": f"http://{host}"}
+
+        assert (await stage.admin("/admin/replicas", NEW, headers)).status == 201
+
+
+async def test_a_stranger_is_logged_and_learns_nothing(tmp_path: Path) -> None:
+    """Who it was and why, not what was sent; 401 asks for a token."""
+    file = tmp_path / "token"
+    file.write_text(f"{SECRET}-token")
+    async with Engines(1) as engines, on_stage(*engines, admin__token_file=file) as stage:
+        wrong = {"Authorization": f"Bearer {SECRET}-other"}
+        basic = {"Authorization": f"Basic {SECRET}-token"}
+        replies = [await stage.admin("/admin/replicas", NEW, sent) for sent in (wrong, basic, {})]
+
+        assert {reply.status for reply in replies} == {401}
+        assert replies[0].headers["WWW-Authenticate"] == "Bearer"
+        assert stage.log.count("admin request refused") == 2 * 3  # as text and as JSON
+        assert "127.0.0.1" in stage.log
+
+
+@pytest.mark.parametrize(
+    ("order", "param"),
+    [
+        ({"url": "http://169.254.169.254"}, "url"),
+        ({"url": "http://2852039166:80"}, "url"),
+        ({"url": "http://[::ffff:169.254.169.254]"}, "url"),
+        ({"url": "http://example.com"}, "url"),
+        ({"url": "http://127.0.0.1:9", "events": ["tcp://169.254.1.1:5557"]}, "events"),
+        ({"url": "http://127.0.0.1:9", "events": ["ipc:///run/docker.sock"]}, "events"),
+        (
+            {
+                "url": "http://127.0.0.1:9",
+                "events": ["tcp://127.0.0.1:1"],
+                "replay": ["tcp://8.8.8.8:1"],
+            },
+            "replay",
+        ),
+    ],
+)
+async def test_a_replica_is_added_only_where_one_may_be(
+    order: dict[str, object], param: str
+) -> None:
+    """The message names the setting; what is there already stays."""
+    async with Engines(1) as engines, on_stage(*engines) as stage:
+        reply = await stage.admin("/admin/replicas", order)
+
+        assert (reply.status, reply.error["param"]) == (400, param)
+        assert "admin.replica_hosts" in reply.error["message"]
+        assert await replicas(stage, {}) == 1
+
+
+REPLICA = {("replicas",): ["http://127.0.0.1:9"]}
+
+
+def environ(directory: Path) -> dict[str, str]:
+    return {"XDG_STATE_HOME": str(directory), "HOME": "/nowhere"}
+
+
+def test_a_token_is_made_once_for_its_user_alone(tmp_path: Path) -> None:
+    """Mode 0600, long, and the same at the next start."""
+    made = with_token(config.load(flags=REPLICA), environ(tmp_path)).admin.token_file
+    assert made is not None
+    token = made.read_text()
+    again = with_token(config.load(flags=REPLICA), environ(tmp_path)).admin.token_file
+
+    assert made == again == tmp_path / "warmroute" / "admin-token"
+    assert len(token.strip()) >= 43
+    assert again.read_text() == token
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+    assert stat.S_IMODE(made.parent.stat().st_mode) == 0o700
+    assert [file.name for file in made.parent.iterdir()] == ["admin-token"]
+
+
+def test_routers_that_start_at_once_have_one_token(tmp_path: Path) -> None:
+    """No process reads half of one, and none replaces another's."""
+
+    def start(_: int) -> str:
+        file = with_token(config.load(flags=REPLICA), environ(tmp_path)).admin.token_file
+        assert file is not None
+        return file.read_text()
+
+    with ThreadPoolExecutor(8) as pool:
+        tokens = set(pool.map(start, range(32)))
+
+    assert len(tokens) == 1
+    assert len(tokens.pop()) > 40
+
+
+@pytest.mark.parametrize("key", ["open", "token_file"])
+def test_a_named_token_is_not_generated(tmp_path: Path, key: str) -> None:
+    """A file of one's own, or none at all on loopback."""
+    value: object = True if key == "open" else str(tmp_path / "mine")
+    loaded = config.load(flags=REPLICA | {("admin", key): value})
+
+    assert with_token(loaded, environ(tmp_path)) == loaded
+    assert not (tmp_path / "warmroute").exists()
+
+
+def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    """The message says what to do."""
+    file = default_file(environ(tmp_path))
+    file.parent.mkdir()
+    file.write_text("t\n")
+    file.chmod(0o644)
+
+    with pytest.raises(ConfigError, match=r"other users can read .*chmod 600"):
+        with_token(config.load(flags=REPLICA), environ(tmp_path))
+
+
+def test_where_no_token_can_be_kept_the_start_is_refused(tmp_path: Path) -> None:
+    """Rather than an admin port that is open, or one that cannot be used."""
+    (tmp_path / "state").write_text("a file")
+
+    with pytest.raises(ConfigError, match=r"\(admin\.token_file\)"):
+        with_token(config.load(flags=REPLICA), environ(tmp_path / "state"))
+
+
+def test_the_token_can_be_printed(tmp_path: Path) -> None:
+    """For curl; where there is none, the message says who makes it."""
+    runner = CliRunner()
+    missing = runner.invoke(main, ["admin-token"], env=environ(tmp_path))
+    file = with_token(config.load(flags=REPLICA), environ(tmp_path)).admin.token_file
+    printed = runner.invoke(main, ["admin-token"], env=environ(tmp_path))
+
+    assert file is not None
+    assert printed.stdout == file.read_text()
+    assert missing.exit_code == 1
+    assert "`warmroute serve`" in missing.stderr

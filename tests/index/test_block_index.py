@@ -1,9 +1,16 @@
-"""The block index against a plain model: what is held, how long a prefix, whose claims."""
+"""The block index against a plain model: what is held, how long a prefix, whose claims.
+
+Blocks loaded into an index: swapped in whole, freed in slices.
+
+router.index.claims: the last ones are known, and never many more.
+"""
 
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections import Counter
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -13,8 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from policies.view import CandidateId
 from router.base.contracts import BlockKey
+from router.base.messages import SharedTier, TierChange, pack_keys
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch, Speculation
-from router.index.copies import Tier
+from router.index.copies import RecentKeys, StagedBlocks, Tier
 from tests.samples import keys
 
 A, B, C = CandidateId("a"), CandidateId("b"), CandidateId("c")
@@ -315,3 +323,92 @@ def test_clearing_is_immediate_and_freeing_comes_in_slices() -> None:
     assert index.match(chain(10), [A])[A] == NO_BLOCKS
     assert [index.sweep(5) for _ in range(3)] == [True, True, False]
     assert not index.sweep()
+
+
+STAGED = CandidateId("a")
+
+
+def stored(tier: SharedTier, *named: int) -> TierChange:
+    return TierChange(tier, pack_keys(keys(*named)))
+
+
+def num_matched(index: BlockIndex, num_blocks: int = 9) -> int:
+    return index.match(keys(*range(num_blocks)), [STAGED])[STAGED].num_gpu_blocks
+
+
+def test_a_snapshot_is_swapped_in_whole_and_claims_live_on() -> None:
+    index = BlockIndex()
+    index.store(STAGED, keys(0, 1, 2, 3))
+    claim = index.speculate(STAGED, keys(2, 3))
+    staged = StagedBlocks()
+    staged.apply(stored("gpu", 0, 9))
+    staged.apply(TierChange("gpu", pack_keys(keys(1, 5)), pack_keys(keys(9)), ((BlockKey(5), 2),)))
+    staged.apply(stored("cpu", 4))
+
+    assert staged.num_blocks() == 3
+    assert num_matched(index) == 4
+    index.replace(STAGED, staged)
+    assert index.match(keys(0, 1, 2, 3, 4), [STAGED])[STAGED] == BlockMatch(4, 2, 5)
+    claim.end()
+    assert num_matched(index) == 2
+    assert staged.num_blocks() == 0
+
+
+def test_what_is_swapped_out_or_given_up_is_freed_in_slices() -> None:
+    """Blocks that were there, and blocks that were loaded in vain."""
+    index = BlockIndex()
+    index.store(STAGED, keys(0, 1, 2))
+    staged, given_up = StagedBlocks(), StagedBlocks()
+    staged.apply(stored("gpu", 1, 2))
+    given_up.apply(stored("cpu", 3))
+    index.replace(STAGED, staged)
+    index.discard(given_up)
+
+    assert index.match(keys(1), [STAGED])[STAGED] != NO_BLOCKS
+    assert [index.sweep(2) for _ in range(2)] == [True, False]
+    assert index.num_blocks(STAGED) == 2
+
+
+@given(st.lists(st.lists(st.integers(0, 10**6), max_size=20), max_size=60), st.integers(20, 50))
+def test_the_last_keys_are_known_and_old_ones_forgotten(
+    batches: list[list[int]], max_keys: int
+) -> None:
+    recent = RecentKeys(max_keys=max_keys)
+    for batch in batches:
+        recent.add(batch)
+
+    added = [key for batch in batches for key in batch]
+    assert all(key in recent for key in added[-max_keys:])
+    assert sum(key in recent for key in set(added)) <= 2 * (max_keys + 20)
+
+
+def test_nothing_is_recent_at_first() -> None:
+    assert 1 not in RecentKeys()
+
+
+def test_keys_that_come_again_and_again_take_no_more_memory() -> None:
+    """A cache evicts the same few prompts in turn for weeks."""
+    recent = RecentKeys()
+    tracemalloc.start()
+    try:
+        for _ in range(20_000):
+            recent.add((1, 2, 3))
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert num_bytes < 10_000
+
+
+def test_the_time_of_a_key_is_that_of_its_last_call() -> None:
+    recent = RecentKeys()
+    before_s = monotonic()
+    recent.add((1, 2))
+    between_s = monotonic()
+    recent.add((2,))
+
+    first_s, second_s = recent.added_s(1), recent.added_s(2)
+    assert first_s is not None
+    assert second_s is not None
+    assert before_s <= first_s <= between_s <= second_s
+    assert recent.added_s(3) is None

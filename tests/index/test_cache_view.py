@@ -10,8 +10,8 @@ from policies.view import CandidateId
 from router.base.messages import KvGroup
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
 from router.index.cache_view import LINGER_S, CacheView
+from router.index.candidate_stream import MIN_AUDITS, SUSPECT_BELOW
 from router.index.hit_length import KvLayout
-from router.index.trust import MIN_AUDITS, SUSPECT_BELOW
 from router.kv_events.stream import RankStream
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, prompt, removed, stored
 

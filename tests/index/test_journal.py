@@ -6,9 +6,8 @@ from policies.view import CandidateId
 from router.base.contracts import BlockKey
 from router.base.messages import TierChange, pack_keys, unpack_keys
 from router.index.block_index import BlockIndex
-from router.index.copies import Tier
+from router.index.copies import StagedBlocks, Tier
 from router.index.journal import Changes
-from router.index.staged_blocks import StagedBlocks
 from tests.samples import keys
 
 A = CandidateId("a")

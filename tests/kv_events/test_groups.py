@@ -12,7 +12,7 @@ from router.base.contracts import ExtraKeys, HashContract
 from router.base.messages import MAX_GROUPS, KvGroup, Position, decode_status, encode
 from router.index.block_index import NO_BLOCKS, BlockIndex
 from router.index.candidate_stream import StreamReason
-from router.index.staged_blocks import StagedBlocks
+from router.index.copies import StagedBlocks
 from router.kv_events.contract_search import VERIFY_EVERY
 from router.kv_events.stream import RankStream
 from router.kv_events.wire import BlockStored, KvEvent

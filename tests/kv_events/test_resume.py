@@ -12,10 +12,9 @@ from router.base.contracts import BlockKey, HashContract
 from router.base.messages import Position, StreamStatus
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
-from router.index.counters import StreamCounters
-from router.kv_events.patience import BLIND_AFTER_S
+from router.index.candidate_stream import StreamCounters
 from router.kv_events.sequence import MAX_FAILED_REPLAYS
-from router.kv_events.stream import RankStream
+from router.kv_events.stream import BLIND_AFTER_S, RankStream
 from router.kv_events.wire import AllBlocksCleared, BlockStored
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, hashes, prompt, removed, stored
 

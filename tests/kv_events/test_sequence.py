@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.index.counters import HistoryCounters
+from router.index.candidate_stream import HistoryCounters
 from router.kv_events.sequence import MAX_FAILED_REPLAYS, BatchAction, History
 from tests.effort import examples
 

@@ -8,7 +8,7 @@ import pytest
 
 from router.base.contracts import ExtraKeys, HashContract
 from router.kv_events.contract_search import MAX_MISSES, VERIFY_EVERY
-from router.kv_events.patience import BLIND_AFTER_S
+from router.kv_events.stream import BLIND_AFTER_S
 from router.kv_events.wire import AllBlocksCleared, BlockStored, WireShape
 from tests.engine import BLOCK_SIZE, CONTRACT, batch, hashes, prompt, removed, stored
 from tests.fuzz.samples import BAD_TOKENS, POISONS

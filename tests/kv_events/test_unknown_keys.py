@@ -1,4 +1,7 @@
-"""router.kv_events.unknown_keys: whose blocks are not found, and how the key looks that is new."""
+"""router.kv_events.translation: whose blocks are not found, and how the key looks that is new.
+
+Translation's own limits; its use is tested in test_stream.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ from typing import Any
 import pytest
 
 from policies.view import CandidateId
-from router.base.contracts import ExtraKeys
+from router.base.contracts import ExtraKeys, HashContract
 from router.base.messages import decode_status, encode
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
+from router.kv_events.contract_search import StoredView
 from router.kv_events.stream import RankStream
-from tests.engine import BLOCK_SIZE, batch, prompt, stored
+from router.kv_events.translation import Translation
+from tests.engine import BLOCK_SIZE, batch, hashes, prompt, stored
 
 R1 = CandidateId("r1")
 PATHS = {"sql": "/l/1"}
@@ -108,3 +113,28 @@ def test_prompts_of_kinds_that_are_not_understood_are_told_apart() -> None:
     assert not view.is_unknown(R1, SALTED)
     assert not view.is_unknown(R1, ExtraKeys())
     assert not view.is_unknown(CandidateId("r2"), SQL)
+
+
+OWN = HashContract(algorithm="warmroute", block_size=BLOCK_SIZE)
+
+
+def view(number: int, num_blocks: int = 1) -> StoredView:
+    tokens = prompt(number, num_blocks)
+    return StoredView(hashes(tokens), None, tokens, BLOCK_SIZE)
+
+
+def test_the_oldest_names_fall_out() -> None:
+    """The table is bounded; the youngest blocks can still be named."""
+    translation = Translation(OWN, max_blocks=3)
+    for number in range(5):
+        translation.stored(view(number), {})
+
+    known = [translation.key_of(hashes(prompt(number, 1))[0]) is not None for number in range(5)]
+    assert known == [False, False, True, True, True]
+
+
+def test_another_block_size_is_not_translated() -> None:
+    """Its blocks are no links of our chain."""
+    translation = Translation(HashContract(algorithm="warmroute", block_size=2 * BLOCK_SIZE))
+
+    assert translation.stored(view(1, 2), {}) == []

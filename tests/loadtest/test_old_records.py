@@ -16,8 +16,7 @@ from loadtest.estimate.cli import estimate
 from loadtest.experiments import redecide
 from loadtest.experiments.cli import report
 from loadtest.experiments.records import load
-from router.records.computed import Change, Computed, Loss, Move
-from router.records.record import DecisionRecord
+from router.records.record import Change, Computed, DecisionRecord, Loss, Move
 
 BEFORE = Path(__file__).parent / "records" / "before-sessions.jsonl"
 

@@ -10,8 +10,7 @@ import pytest
 from multidict import CIMultiDict
 
 from router.base.errors import ConfigError
-from router.records.outcome import Outcome
-from router.records.record import DecisionRecord
+from router.records.record import DecisionRecord, Outcome
 from router.request.observer import Facts, Observer, Observers
 from router.request.plan import Placement
 from router.request.relay import Passage

@@ -1,4 +1,7 @@
-"""router.pool.master against masters that answer well, late, in part, nonsense, or not at all."""
+"""router.pool.master against masters that answer well, late, in part, nonsense, or not at all.
+
+router.pool.master and its follower: several masters of one pool, of which one serves.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from yarl import URL
 
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from router.base.errors import PoolError, PoolGone, PoolLate
-from router.pool.master import MasterApi, MasterFigures, _url
+from router.pool.master import MasterApi, MasterFigures, _url, find_leader
 from tests.conftest import Serve
 from tests.fuzz.samples import DEEP_JSON
 from tests.ports import free_port
@@ -277,3 +280,56 @@ def test_a_url_is_sent_as_it_is_written(base: str, path: str) -> None:
     """To the byte: some masters do not decode what they look up."""
     assert str(_url(base, path)) == base + path
     assert _url(base, path).raw_path_qs == URL(base + path, encoded=True).raw_path_qs
+
+
+@asynccontextmanager
+async def group(*states: str) -> AsyncIterator[tuple[MasterApi, PoolMaster, PoolMaster]]:
+    """Create two masters with these states."""
+    async with PoolMaster() as one, PoolMaster() as two:
+        one.ha_status, two.ha_status = states
+        async with MasterApi(f"{one.url}, {two.url}/", timeout_s=10.0) as api:
+            yield api, one, two
+
+
+async def test_the_master_that_serves_is_asked() -> None:
+    """While it serves, the others are left alone."""
+    async with group("standby", "serving") as (api, one, two):
+        assert await find_leader(api) is False  # the first to be found is no change
+        assert api.url == two.url
+        assert await find_leader(api) is False
+        assert (one.num_asked["/ha_status"], two.num_asked["/ha_status"]) == (1, 2)
+
+        one.ha_status, two.ha_status = "serving", "standby"
+        assert await find_leader(api) is True
+        assert api.url == one.url
+
+
+@pytest.mark.parametrize("state", ["standby", "candidate", "recovering", "", "x" * 1000])
+async def test_without_a_leader_the_pool_is_gone(state: str) -> None:
+    """The error has each master's state."""
+    async with group(state, "standby") as (api, one, two):
+        await two.stop()
+        with pytest.raises(PoolGone, match="does not listen") as caught:
+            await find_leader(api)
+
+        assert f"{one.url} {state[:64]}" in caught.value.message
+
+
+async def test_masters_that_both_serve_are_refused() -> None:
+    """They are two pools, or an election is under way."""
+    async with group("serving", "serving") as (api, one, two):
+        with pytest.raises(PoolError, match="they are two pools") as caught:
+            await find_leader(api)
+
+        assert one.url in caught.value.message
+        assert two.url in caught.value.message
+
+
+async def test_a_standby_alone_is_reported_as_one() -> None:
+    """Its figures look like those of an empty pool, but it refuses to list keys."""
+    async with PoolMaster() as one:
+        one.ha_status = "standby"
+        async with MasterApi(one.url) as api:
+            assert (await api.figures()).num_keys == 0
+            with pytest.raises(PoolError, match="answered 503, as a standby does"):
+                await api.list_keys(lambda keys: None)

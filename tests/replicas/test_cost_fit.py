@@ -1,7 +1,17 @@
+"""
+
+router.replicas.cost_fit: the time between tokens, from what engines report.
+
+router.replicas.cost_fit: replicas of one label share a fit, and each has a factor of its own.
+"""
+
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Mapping
 from random import Random
+from statistics import median
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,7 +19,7 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict, astuple, replace
 
 from policies import CostModel
-from router.replicas.cost_fit import PRIOR, CostFit, Work, mtoken2
+from router.replicas.cost_fit import NUM_RECENT, PRIOR, CostFit, Speed, StepFit, Work, mtoken2
 from tests.effort import examples
 
 ENGINES = {
@@ -312,3 +322,123 @@ def test_others_teach_at_a_bounded_pace() -> None:
 
     taken = [fit.takes_elsewhere(1.0 + millisecond / 1000.0) for millisecond in range(1000)]
     assert sum(taken) == pytest.approx(20, abs=1)
+
+
+def test_base_requests_and_context_are_told_apart() -> None:
+    rng, fit = random.Random(1), StepFit()
+
+    for _ in range(200):
+        running, tokens = rng.randrange(1, 60), rng.randrange(0, 400_000)
+        tbt_ms = 8.0 + 0.1 * running + 50.0 * tokens / 1e6
+        fit.observe(running, tokens, tbt_ms * rng.uniform(0.9, 1.1))
+
+    assert fit.predict_ms(1, 0) == pytest.approx(8.1, rel=0.1)
+    assert fit.predict_ms(50, 300_000) == pytest.approx(28.0, rel=0.1)
+
+
+def test_little_is_no_prediction_and_nonsense_is_none() -> None:
+    fit = StepFit()
+
+    for tbt_ms in (float("nan"), float("inf"), 0.0, -1.0):
+        for _ in range(10):
+            fit.observe(1, 1, tbt_ms)
+    for _ in range(10):
+        fit.observe(0, 0, 5.0)
+    for _ in range(7):
+        fit.observe(2, 100, 5.0)
+    assert fit.predict_ms(2, 100) is None
+    fit.observe(2, 100, 5.0)
+    assert fit.predict_ms(2, 100) == pytest.approx(5.0, rel=0.01)
+
+
+def test_no_load_makes_tokens_come_sooner() -> None:
+    fit = StepFit()
+
+    for running in range(1, 40):
+        fit.observe(running, 1_000 * running, 50.0 - running)
+    assert (fit.predict_ms(60, 60_000) or 0.0) >= (fit.predict_ms(1, 1_000) or 0.0) > 0.0
+
+
+BASE_MS, TOKEN_MS = 20.0, 0.2
+
+
+class Hardware:
+    """Replicas of one label, each so many times as slow as the first kind."""
+
+    def __init__(self, factors: Mapping[str, float], *, noise: float = 0.2) -> None:
+        fit = CostFit()
+        self.factors = dict(factors)
+        self.speeds = {name: Speed(fit) for name in factors}
+        self.lengths = (50, 300, 2000, 9000)
+        self._noise = noise
+        self._random = random.Random(7)
+
+    def run(self, num_each: int = 200) -> None:
+        """Let each have so many first tokens, in a random order."""
+        names = [name for name in self.speeds for _ in range(num_each)]
+        self._random.shuffle(names)
+        for name in names:
+            work = self._work()
+            took_ms = self.took_ms(name, work) * self._random.lognormvariate(0.0, self._noise)
+            speed = self.speeds[name]
+            speed.observe(work, took_ms, work.predict_ms(speed.model))
+
+    def took_ms(self, name: str, work: Work) -> float:
+        return self.factors[name] * (BASE_MS + TOKEN_MS * work.num_tokens)
+
+    def error(self, name: str) -> float:
+        """Return by which part predictions of a replica are off, in the median."""
+        works = [self._work() for _ in range(50)]
+        model = self.speeds[name].model
+        return median(abs(w.predict_ms(model) / self.took_ms(name, w) - 1.0) for w in works)
+
+    def _work(self) -> Work:
+        num_tokens = self._random.choice(self.lengths)
+        return Work(num_tokens=num_tokens, num_mtoken2=0.0, num_running=0, num_fetched_tokens=0)
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [
+        {"a": 1.0, "b": 1.0, "c": 1.0, "wrong": 2.5},
+        {f"r{number}": (1.0, 2.0, 5.0)[number % 3] for number in range(9)},
+        {"alone": 20.0},
+    ],
+    ids=["mislabelled", "three_kinds", "alone"],
+)
+def test_each_kind_of_hardware_is_predicted(factors: Mapping[str, float]) -> None:
+    fleet = Hardware(factors)
+    fleet.run()
+
+    assert max(map(fleet.error, fleet.speeds)) < 0.15
+
+
+def test_a_factor_is_known_after_few_first_tokens() -> None:
+    fleet = Hardware({"a": 1.0, "slow": 3.0})
+    fleet.run(NUM_RECENT + 16)
+
+    assert max(map(fleet.error, fleet.speeds)) < 0.15
+
+
+def test_a_replica_that_gets_slow_and_recovers_spoils_no_other() -> None:
+    fleet = Hardware({"a": 1.0, "b": 1.0, "hot": 1.0})
+    for factor in (1.0, 2.5, 1.0):
+        fleet.factors["hot"] = factor
+        fleet.run()
+        assert max(map(fleet.error, fleet.speeds)) < 0.15
+
+
+def test_short_first_tokens_show_no_hardware() -> None:
+    fleet = Hardware({"a": 0.1, "far": 2.0})
+    fleet.lengths = (0,)
+    fleet.run()
+
+    assert {speed.factor for speed in fleet.speeds.values()} == {1.0}
+
+
+def test_a_factor_is_bounded() -> None:
+    fleet = Hardware({**{f"r{number}": 1.0 for number in range(8)}, "absurd": 100.0})
+    fleet.run()
+
+    assert fleet.speeds["absurd"].factor == 3.0
+    assert max(fleet.error(name) for name in fleet.speeds if name != "absurd") < 0.15

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from router.base.errors import NoReplicaAvailable
-from router.records.outcome import Outcome
+from router.records.record import Outcome
 from router.replicas import Fleet, HealthRules, ProbeFailure
 from tests.replicas.work import fleet_of, send
 

@@ -1,10 +1,10 @@
-"""router.replicas.event_ports: whose endpoints a replica's are, by what engines report."""
+"""router.replicas.replica: whose endpoints a replica's are, by what engines report."""
 
 from __future__ import annotations
 
 import pytest
 
-from router.replicas.event_ports import EventOwners, EventPorts
+from router.replicas.replica import EventOwners, EventPorts
 
 Ports = tuple[int, int]
 

@@ -11,7 +11,7 @@ from router.base.messages import KvGroup
 from router.base.roles import Role
 from router.index.behind import Behind
 from router.index.hit_length import KvLayout
-from router.records.outcome import Outcome
+from router.records.record import Outcome
 from router.replicas import (
     Booking,
     EngineLoad,

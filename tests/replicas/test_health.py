@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.records.outcome import Outcome
+from router.records.record import Outcome
 from router.replicas.health import Health, HealthRules, HealthState, ProbeFailure
 
 RULES = HealthRules(failures_to_open=3, backoff_s=1.0, max_backoff_s=5.0, slow_start_s=10.0)

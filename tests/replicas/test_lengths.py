@@ -1,4 +1,4 @@
-"""router.replicas.lengths and weights: fleets whose replicas are not alike."""
+"""router.replicas.offers and weights: fleets whose replicas are not alike."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ import pytest
 from router.base.errors import ReplicaConflict
 from router.base.messages import ReplicaRecord
 from router.config import ReplicaConfig
-from router.replicas.entry import Found
 from router.replicas.registry import Registry
+from router.replicas.replica import Found
 
 X, Y, Z = "http://10.0.0.1:1", "http://10.0.0.2:1", "http://10.0.0.3:1"
 

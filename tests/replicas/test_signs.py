@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.replicas.signs import Figures, Signs
+from router.replicas.health import Figures, Signs
 
 
 def figures(num_tokens: float, num_requests: int = 1) -> Figures:

@@ -1,11 +1,33 @@
-"""router.request.record: a record from which the decision can be made again, and audited."""
+"""router.request.record: a record from which the decision can be made again, and audited.
+
+What waits for events: each has its end, whatever another one does.
+
+router.request.results: what a request keeps while its answer takes its time.
+"""
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
+import pytest
+
 from policies.registry import create
-from tests.faults.stage import Engines, arm, chat, holder, on_stage, records_in, streamed, words
+from router.api.openai import ChatRequest
+from router.request import record as settling
+from router.request.record import Settling
+from tests.faults.stage import (
+    SLOW,
+    Engines,
+    arm,
+    chat,
+    holder,
+    num_running,
+    on_stage,
+    records_in,
+    streamed,
+    words,
+)
 
 
 async def test_a_record_reproduces_its_decision(tmp_path: Path) -> None:
@@ -70,3 +92,42 @@ async def test_metrics_add_up() -> None:
         assert stage.metric("warmroute_ttft_seconds_count", replica="r1") == 3
         assert stage.metric("warmroute_ttft_prediction_error_seconds_count") == 3
         assert stage.metric("warmroute_audit_error_tokens_sum") == 0
+
+
+def test_one_that_raises_ends_no_round(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged and dropped, also where it is asked at once: a request's end calls that."""
+    asked: list[bool] = []
+
+    def raises(is_last: bool) -> bool:
+        raise ValueError("secret")
+
+    def settle(is_last: bool) -> bool:
+        asked.append(is_last)
+        return is_last
+
+    waiting = Settling()
+    for each in (settle, raises, settle):
+        waiting.add(each, until_s=2.0)
+    waiting.sweep(1.0)
+    waiting.sweep(3.0)
+    waiting.sweep(4.0)
+    monkeypatch.setattr(settling, "MAX_WAITING", 0)
+    waiting.add(raises, until_s=9.0)
+
+    assert asked == [False, False, True, True]
+    assert [record.message for record in caplog.records] == ["an answer was not settled"] * 2
+    assert "secret" not in caplog.text
+
+
+async def test_what_was_parsed_is_let_go_of_before_the_answer() -> None:
+    """The body stays, for another replica; its messages as objects do not."""
+    async with Engines(1, time_model=SLOW) as (engine,), on_stage(engine) as stage:
+        async with stage.asking(streamed(chat(words(7), max_tokens=200))) as answer:
+            await stage.until(lambda: num_running(engine))
+            kept = [o for o in gc.get_objects() if isinstance(o, ChatRequest)]
+
+            assert answer.status == 200
+            assert kept
+            assert not [request for request in kept if "n7w1" in str(request.messages)]

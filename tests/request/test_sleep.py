@@ -15,7 +15,7 @@ from aiohttp import web
 from loadtest.emulator.emulator import Emulator
 from loadtest.engine_model.time_model import TimeModel
 from policies.view import CandidateId
-from router.replicas.entry import Ordered
+from router.replicas.replica import Ordered
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     Engines,

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from loadtest.emulator.emulator import Emulator
 from router.base.messages import Evacuation
 from router.cli import main
-from router.request.stay import leaves_at
+from router.request.place import leaves_at
 from tests.faults.stage import (
     SECRET,
     Engines,

@@ -10,7 +10,7 @@ from multidict import CIMultiDict
 
 from router.base.errors import ConfigError, Unauthorized
 from router.tenants import Tenants
-from router.tenants.client_keys import digest_of, new_key, written
+from router.tenants.file import digest_of, new_key, written
 from router.tenants.tenants import MAX_LABELS, OTHER
 
 SECRET = "s" * 32

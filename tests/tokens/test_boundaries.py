@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
-from router.tokens.boundaries import Needle, find_boundaries
-from router.tokens.cuts import TextCuts
+from router.tokens.boundaries import Needle, TextCuts, find_boundaries
 from router.tokens.encoder import TextEncoder
 from router.tokens.incremental import NewSegment
 from tests.effort import examples

@@ -6,7 +6,7 @@ import pytest
 
 from router.base.releases import V0_32, V0_33
 from router.tokens.content_format import detect_content_format
-from router.tokens.sandbox import stock_template
+from router.tokens.templates import stock_template
 
 _LOOP = "{% for message in messages %}"
 _END = "{% endfor %}"

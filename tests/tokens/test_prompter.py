@@ -18,7 +18,7 @@ from router.api.openai import parse_chat, parse_completion
 from router.base.contracts import ExtraKeys, HashContract
 from router.base.errors import TemplateFailed
 from router.tokens import NeedsEngine, Prompter, Tokens, incremental, load_prompter, model_files
-from router.tokens.cuts import ID_STRIDE
+from router.tokens.boundaries import ID_STRIDE
 from router.tokens.encoder import TextEncoder
 from router.tokens.renderer import NoRenderer
 from tests.effort import examples

@@ -12,8 +12,7 @@ from transformers.utils import chat_template_utils
 from router.api.openai import parse_chat
 from router.tokens.json_memo import JsonMemo
 from router.tokens.needs_engine import NeedsEngine
-from router.tokens.sandbox import FastSandbox, compile_template, stock_template
-from router.tokens.templates import ChatRenderer
+from router.tokens.templates import ChatRenderer, FastSandbox, compile_template, stock_template
 
 CONTEXT: dict[str, Any] = {
     "message": {"role": "user", "content": "a{b}c", "items": "shadowed", "n": None, "__class__": 1},

@@ -25,7 +25,7 @@ from policies.view import NOTHING_HELD, CandidateId, Holding, RequestView, Snaps
 from router.base.contracts import BlockKey
 from router.index.block_index import NO_BLOCKS, BlockIndex
 from router.index.cache_view import CacheView
-from router.records.outcome import Outcome
+from router.records.record import Outcome
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking
 from router.replicas.replica import Replica, ServedModel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.metrics import Metrics
-from router.metrics.looked_up import CandidateTable, StageInstruments
+from router.metrics.instruments import CandidateTable, StageInstruments
 from router.request.observer import Facts, Observer
 from router.request.plan import Placement
 from router.request.results import Read

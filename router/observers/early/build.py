@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from router.http.part import ObserverPart
 from router.observers.early.early import Early
-from router.observers.early.metrics import EarlyMetrics
+from router.observers.early.early_results import EarlyMetrics
 from router.observers.early.next_prompt import NextPrompts
 
 if TYPE_CHECKING:

@@ -34,15 +34,14 @@ from router.base.bounded import Bounded
 from router.base.errors import RouterError
 from router.base.supervisor import described
 from router.observers.early.answer_text import AnswerText, Held
-from router.observers.early.early_results import NEEDLESS, EarlyResults
-from router.observers.early.metrics import EarlyMetrics
+from router.observers.early.early_results import NEEDLESS, EarlyMetrics, EarlyResults
 from router.observers.early.next_prompt import (
     MAX_BODY_BYTES,
     Beginning,
     NextPrompts,
     num_common,
 )
-from router.records.outcome import Outcome
+from router.records.record import Outcome
 from router.replicas.fleet import Fleet
 from router.request.headers import RequestHeaders
 from router.request.observer import Facts, Observer

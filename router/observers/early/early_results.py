@@ -11,12 +11,14 @@ another way. A model that rests gets a little credit each minute, and so is trie
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Annotated, Final
 
 from msgspec import Struct
 
 from router.base.bounded import Bounded
 from router.base.contracts import BlockKey
+from router.metrics.counting import Counter
+from router.metrics.instruments import Instruments, Spec
 
 _MOST_SESSIONS: Final = 10_000
 _MOST_MODELS: Final = 1_000
@@ -158,3 +160,15 @@ def _has(keys: Sequence[BlockKey], anchor: tuple[int, BlockKey] | None) -> bool:
         return True
     position, key = anchor
     return position < len(keys) and keys[position] == key
+
+
+class EarlyMetrics(Instruments):
+    """Next prompts."""
+
+    # fmt: off
+    early: Annotated[Counter, Spec("warmroute_early", "result",
+        "Next prompts to be computed early, by result: computed, cached (nothing to do), cut (by "
+        "a request), busy (429, 503), no_room, lost (from the cache), unknown, refused, failed")]
+    early_tokens: Annotated[Counter, Spec("warmroute_early_tokens", "kind",
+        "Tokens of next prompts: sent to be computed early, then used or wasted")]
+    # fmt: on

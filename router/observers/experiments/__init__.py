@@ -15,7 +15,7 @@ from typing import Any
 from router.config.experiments import Experiment
 from router.observers.experiments.assignment import Trial
 from router.observers.experiments.metrics import ExperimentMetrics, ExperimentState
-from router.records.outcome import Outcome
+from router.records.record import Outcome
 from router.request.observer import Facts, Observer
 from router.request.results import Read, Variant
 

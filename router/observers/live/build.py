@@ -8,11 +8,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 from router.http.part import ObserverPart
-from router.observers.live.admin import LivePages
-from router.observers.live.feed import Feed
-from router.observers.live.history import TrafficHistory
-from router.observers.live.page import PAGE, LivePage
-from router.observers.live.recent import RecentRequests
+from router.observers.live.admin import PAGE, LivePage, LivePages
+from router.observers.live.lines import Feed
+from router.observers.live.recent import RecentRequests, TrafficHistory
 from router.observers.live.replica_rows import ReplicaRows
 from router.observers.live.state import (
     LiveState,

@@ -23,10 +23,9 @@ from router.observers.sessions.describe import (
     sum_rows,
     turn_fields,
 )
-from router.observers.sessions.findings import Findings
+from router.observers.sessions.findings import Findings, SessionNames
 from router.observers.sessions.session_ledger import Session, SessionLedger
-from router.observers.sessions.session_names import SessionNames
-from router.records.computed import CAUSES
+from router.records.record import CAUSES
 from router.records.words import reasons
 from router.request.queue import WaitingRoom
 from router.tenants import Tenants

@@ -8,16 +8,13 @@ from router.http.part import ObserverPart
 from router.metrics.families import Families
 from router.observers.sessions.admin import SessionPages
 from router.observers.sessions.bookkeeper import Bookkeeper
-from router.observers.sessions.describe import costs
-from router.observers.sessions.findings import Findings
+from router.observers.sessions.describe import SessionRows, costs
+from router.observers.sessions.findings import Findings, SessionNames
 from router.observers.sessions.finish import FinishRoute
 from router.observers.sessions.metrics import SPENDING, ModelTotals
-from router.observers.sessions.rows import SessionRows
 from router.observers.sessions.session_ledger import SessionLedger
-from router.observers.sessions.session_names import SessionNames
 from router.observers.sessions.titles import SessionTitles
-from router.observers.sessions.turn_notes import Over
-from router.observers.sessions.turn_share import share_turns
+from router.observers.sessions.turn_share import Over, share_turns
 
 if TYPE_CHECKING:
     from router.assembly.router import Router

@@ -22,10 +22,10 @@ from msgspec import Struct
 
 from router.api.sessions import MAX_ID_CHARS, SessionHeaders, engine_name, session_hash, session_of
 from router.base.errors import BadRequest
-from router.http.own_routes import Asked, OwnRoutes
+from router.http.pages import Asked, OwnRoutes
 from router.metrics import Metrics
 from router.observers.sessions.session_ledger import Session, SessionLedger
-from router.observers.sessions.turn_notes import MAX_DIGESTS, Over
+from router.observers.sessions.turn_share import MAX_DIGESTS, Over
 from router.replicas.fleet import Fleet
 
 logger = logging.getLogger(__name__)

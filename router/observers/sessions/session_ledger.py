@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from policies.view import CandidateId
-from router.api.part_digests import PartDigests
+from router.api.digests import PartDigests
 from router.base.bounded import Bounded
 from router.base.contracts import BlockKey, HashContract
 from router.observers.sessions.threads import (

@@ -12,9 +12,9 @@ from typing import Final
 from msgspec import Struct
 
 from policies.view import CandidateId
-from router.api.part_digests import PartDigests
+from router.api.digests import PartDigests
 from router.base.contracts import BlockKey, HashContract
-from router.records.computed import Change, Part
+from router.records.record import Change, Part
 
 _LEAST_SHARE: Final = 0.5  # of the shorter prompt: so much in common is the same thread
 

@@ -10,8 +10,7 @@ from router.http.access import Access
 from router.http.connection import Handler
 from router.http.pages import Pages
 from router.http.part import ObserverPart
-from router.observers.tracing.observer import Tracing
-from router.observers.tracing.traced_app import TracedApp
+from router.observers.tracing.observer import TracedApp, Tracing
 
 if TYPE_CHECKING:
     from router.assembly.router import Router

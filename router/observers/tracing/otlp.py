@@ -30,7 +30,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from router.base.errors import ConfigError
 from router.config import TracingConfig
 from router.metrics import Metrics
-from router.observers.tracing.trace import Span, Trace
+from router.observers.tracing.spans import Span, Trace
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,7 @@ import tiktoken
 from transformers import PreTrainedTokenizer
 
 from router.api.openai import TokenIds
-from router.tokens.boundaries import Boundaries, find_boundaries
-from router.tokens.cuts import TextCuts
+from router.tokens.boundaries import Boundaries, TextCuts, find_boundaries
 from router.tokens.encoders import PlainEncoder
 from router.tokens.incremental import NewSegment
 from router.tokens.json_memo import JsonMemo

@@ -17,13 +17,13 @@ from policies.view import CandidateId
 from router.base.contracts import BlockKey
 from router.base.errors import EMPTIED, StoreError, StoreUnavailable
 from router.base.messages import Delta
-from router.cluster import Link, index_writer, redis_log, redis_store, snapshot_loader
-from router.cluster.candidate_names import CandidateNames
-from router.cluster.following import Following
+from router.cluster import Link, index_writer, redis_store
+from router.cluster import following as snapshot_loader
+from router.cluster import redis_snapshot as redis_log
+from router.cluster.candidate_source import CandidateNames
+from router.cluster.following import Following, LogTails, SnapshotLoader
 from router.cluster.index_writer import IndexWriter
-from router.cluster.log_tails import LogTails
 from router.cluster.redis_store import RedisStore, Written
-from router.cluster.snapshot_loader import SnapshotLoader
 from router.config import RedisConfig, ReplicaConfig
 from router.index.block_index import BlockMatch
 from router.replicas import Fleet

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from router.base.contracts import BlockKey, block_key
 from router.base.messages import Delta, PoolChanged, StreamId, pool_stream, unpack_keys
-from router.cluster.pool_share import PoolShare
+from router.cluster.shares import PoolShare
 from router.config import MooncakeConfig
 from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog

@@ -1,4 +1,7 @@
-"""What is asked of a target first, and what is said when it does not do."""
+"""What is asked of a target first, and what is said when it does not do.
+
+What may be asked of a replay, and what is kept out of sight.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from loadtest.runner import ReplayOptions
 from loadtest.runner.target import Target, TargetError, base_url, look
 from tests.faults.fake_engine import FakeEngine
 from tests.ports import free_port
@@ -101,3 +105,12 @@ async def test_a_target_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
         engine.hangs = True
         with pytest.raises(TargetError, match="did not answer"):
             await seen(engine.url)
+
+
+def test_keys_and_headers_are_not_shown() -> None:
+    """Neither the API key nor the value of a header is in the options' repr."""
+    shown = repr(ReplayOptions(api_key="sk-1", headers={"X-Key": "sk-2"}, model="tiny"))
+
+    assert "sk-" not in shown
+    assert "X-Key" in shown
+    assert "model='tiny'" in shown

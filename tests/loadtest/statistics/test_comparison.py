@@ -1,8 +1,14 @@
-"""Differences with their spread: what may be called one."""
+"""Differences with their spread: what may be called one.
+
+Turns are paired with themselves, sessions drawn with all that hangs on them.
+
+Intervals that hold the truth as often as they promise.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,7 +17,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.results import TurnResult
-from loadtest.statistics import MEASURES, Comparison, Measure, Round, compare, within_slo
+from loadtest.statistics import (
+    MEASURES,
+    Comparison,
+    Measure,
+    Round,
+    compare,
+    num_differing_tokens,
+    pair,
+    within_slo,
+)
+from loadtest.statistics.bootstrap import (
+    Floats,
+    Interval,
+    Ints,
+    by_round,
+    difference_of_percentiles,
+    percentile,
+    ratio_of_means,
+    student_t,
+)
+from loadtest.whole_sessions import roots
 from tests.loadtest.statistics.samples import session_turns, turn
 
 TTFT = MEASURES["mean TTFT"]
@@ -212,3 +238,158 @@ def test_interval_is_an_interval_and_the_seed_decides(ttfts: list[float], seed: 
         shift = 0.0 if one.kind == "ratio" else 1.0
         assert min(ttfts) * 0.999 <= one.low + shift <= one.high + shift <= max(ttfts) * 1.001
         assert one == found(ours, theirs, name, seed)
+
+
+def test_a_turn_is_paired_with_itself_in_its_round() -> None:
+    """Session, number and round must be the same; order does not matter."""
+    first = Round(
+        ours=[turn("a", 0, ttft_s=1.0), turn("a", 1, ttft_s=2.0)],
+        theirs=[turn("a", 1, ttft_s=20.0), turn("a", 0, ttft_s=10.0)],
+    )
+    second = Round(ours=[turn("a", 0, ttft_s=3.0)], theirs=[turn("a", 0, ttft_s=30.0)])
+
+    pairs = pair(TTFT, [first, second])
+
+    assert pairs.ours.tolist() == [1.0, 2.0, 3.0]
+    assert pairs.theirs.tolist() == [10.0, 20.0, 30.0]
+    assert pairs.round.tolist() == [0, 0, 1]
+    assert pairs.cluster.tolist() == [0, 0, 0]
+
+
+def test_warm_up_is_no_turn() -> None:
+    """Turns sent to warm up are neither paired nor left out."""
+    turns = [turn("a", 0, is_warm_up=True), turn("a", 1)]
+
+    pairs = pair(TTFT, [Round(ours=turns, theirs=turns)])
+
+    assert (len(pairs.ours), pairs.num_left_out) == (1, 0)
+
+
+def test_sub_agents_count_as_their_parent() -> None:
+    """However deep; a dot in a name that is no session's child is only a dot."""
+    ids = ["s0", "s0.1.0", "s0.1.0.2.1", "s10", "trace.7", "trace.8"]
+
+    assert roots(ids) == {
+        "s0": "s0",
+        "s0.1.0": "s0",
+        "s0.1.0.2.1": "s0",
+        "s10": "s10",
+        "trace.7": "trace.7",
+        "trace.8": "trace.8",
+    }
+
+
+def test_an_engine_that_reports_no_cached_tokens_is_not_taken_to_compute_all() -> None:
+    """Recomputed tokens are left out where the engine did not report them."""
+    silent = [turn("a", cached=None)]
+
+    pairs = pair(MEASURES["computed tokens"], [Round(ours=silent, theirs=[turn("a")])])
+
+    assert (len(pairs.ours), pairs.num_left_out) == (0, 1)
+
+
+def test_other_tokens_in_another_run_are_noticed() -> None:
+    """Lengths of prompt and reply must be the same in every run; failed turns say nothing."""
+    one = [turn("a", 0), turn("a", 1, prompt=1200), turn("b", 0), turn("c", 0)]
+    two = [turn("a", 0), turn("a", 1, prompt=1300), turn("b", error="timeout")]
+    three = [turn("c", 0, output=21), turn("a", 0, prompt=None)]
+
+    assert num_differing_tokens([one, one]) == (0, 0)
+    assert num_differing_tokens([one, two, three]) == (1, 1)
+
+
+NUM_TRIALS = 120
+
+Draw = Callable[[np.random.Generator, int], tuple[Floats, Floats, Ints]]
+
+
+def made_sessions(random: np.random.Generator, num: int) -> tuple[Floats, Floats, Ints]:
+    """Draw sessions of 1 to 8 turns that hang together; ours takes 0.8 times as long."""
+    cluster = np.repeat(np.arange(num), random.integers(1, 9, size=num))
+    level = random.lognormal(0.0, 0.5, size=num)[cluster]
+    ours = 0.8 * level * random.lognormal(0.0, 0.3, size=len(cluster))
+    theirs = level * random.lognormal(0.0, 0.3, size=len(cluster))
+    return ours, theirs, cluster
+
+
+def is_of_95_percent(num_held: int) -> bool:
+    """Return whether a right 95 % interval may have held so often: 0.1 % of them do not."""
+    low, high = scipy.stats.binom.interval(0.999, NUM_TRIALS, 0.95)
+    return bool(low <= num_held <= high)
+
+
+@pytest.mark.parametrize("num_clusters", [12, 60])
+def test_interval_of_a_ratio_holds_the_truth_as_often_as_promised(num_clusters: int) -> None:
+    """Known truth 0.8, sessions drawn anew each time: within binomial error of 95 %."""
+    random = np.random.default_rng(11)
+    num_held = 0
+    for trial in range(NUM_TRIALS):
+        interval = ratio_of_means(*made_sessions(random, num_clusters), num_clusters, seed=trial)
+        num_held += interval.low <= 0.8 <= interval.high
+
+    assert is_of_95_percent(num_held)
+
+
+def test_interval_of_a_median_holds_the_truth_as_often_as_promised() -> None:
+    """Medians of log-normal times are known: exp(mu) less exp(nu)."""
+    random = np.random.default_rng(12)
+    num_held = 0
+    truth = 0.8 - 1.0
+    for trial in range(NUM_TRIALS):
+        ours, theirs, cluster = made_sessions(random, 60)
+        interval = difference_of_percentiles(ours, theirs, cluster, 60, 0.5, seed=trial)
+        num_held += interval.low <= truth <= interval.high
+
+    assert is_of_95_percent(num_held)
+
+
+def test_turns_of_one_session_are_no_independent_evidence() -> None:
+    """Ten copies of every turn do not shorten the interval."""
+    ours, theirs, cluster = made_sessions(np.random.default_rng(5), 40)
+
+    once = ratio_of_means(ours, theirs, cluster, 40, seed=1)
+    often = ratio_of_means(
+        np.repeat(ours, 10), np.repeat(theirs, 10), np.repeat(cluster, 10), 40, seed=1
+    )
+
+    assert once.low == pytest.approx(often.low)
+    assert once.high == pytest.approx(often.high)
+
+
+def test_percentiles_draw_what_drawing_by_hand_draws() -> None:
+    """The weighted percentile is the plain one of the repeated values."""
+    values = np.array([5.0, 1.0, 3.0, 2.0])
+    interval = difference_of_percentiles(
+        values, np.zeros(4), np.array([0, 0, 1, 1]), 2, 0.5, seed=0
+    )
+
+    drawn = [[5, 1, 5, 1], [5, 1, 3, 2], [3, 2, 3, 2]]
+    assert interval == Interval(
+        low=min(percentile(np.array(d, float), 0.5) for d in drawn),
+        high=max(percentile(np.array(d, float), 0.5) for d in drawn),
+    )
+
+
+@pytest.mark.parametrize("num_freedoms", [1, 2, 3, 4, 5, 11, 59, 1999])
+def test_student_without_scipy_is_students(num_freedoms: int) -> None:
+    """Table and expansion."""
+    expected = scipy.stats.t.ppf(0.975, num_freedoms)
+
+    assert student_t(num_freedoms) == pytest.approx(expected, rel=3e-3)
+
+
+def test_rounds_bound_their_mean_as_student_says() -> None:
+    """Differences plainly, ratios by their logarithms; one round says nothing."""
+    differences, ratios = [0.1, 0.3, 0.2, 0.4], [0.5, 0.7, 0.6]
+
+    plain, logged = by_round(differences, 0.0), by_round(ratios, 1.0)
+
+    expected = scipy.stats.t.interval(0.95, 3, np.mean(differences), scipy.stats.sem(differences))
+    assert plain is not None
+    assert (plain.low, plain.high) == pytest.approx(expected, rel=1e-3)
+    logs = np.log(ratios)
+    expected = np.exp(scipy.stats.t.interval(0.95, 2, np.mean(logs), scipy.stats.sem(logs)))
+    assert logged is not None
+    assert (logged.low, logged.high) == pytest.approx(tuple(expected), rel=1e-3)
+    assert by_round([0.5], 1.0) is None
+    assert by_round([0.0, 0.5], 1.0) == Interval(low=0.0, high=0.5)

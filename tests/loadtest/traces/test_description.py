@@ -2,6 +2,8 @@
 
 `tests/data/mooncake_extract.jsonl` is 58 lines of kvcache-ai/Mooncake's conversation_trace.jsonl
 (Apache-2.0): six sessions of 5 to 14 turns and twenty single requests.
+
+Sessions derived from shared blocks.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from loadtest.traces import describe, read_workload
+from loadtest.traces import describe, read_workload, sessions_of
 from loadtest.traces.description import lru_hit_ratio, table_of
+from loadtest.traces.request import Draft
 from loadtest.workload import Turn, Workload
 
 EXTRACT = Path(__file__).parents[2] / "data" / "mooncake_extract.jsonl"
@@ -113,3 +116,26 @@ def test_a_description_is_laid_out(tmp_path: Path) -> None:
     assert "LRU of 5,859 blocks" in shown
     assert "context at turn 30" not in shown
     console.file.close()
+
+
+def request(*hash_ids: int) -> Draft:
+    return Draft(
+        timestamp_ms=0.0, num_input_tokens=512, num_output_tokens=1, hash_ids=tuple(hash_ids)
+    )
+
+
+def test_sessions_are_joined_by_rare_blocks() -> None:
+    """The shared system block joins no sessions; a conversation's own blocks do."""
+    trace = [request(0, 1000 + n % 60, 2000 + n) for n in range(360)]
+
+    sessions = sessions_of(trace)
+
+    assert sessions == [n % 60 for n in range(360)]
+
+
+def test_few_requests_may_all_be_one_conversation() -> None:
+    """In a short trace even a block that all have may be one conversation's own."""
+    trace = [request(0, n) for n in range(1, 48)]
+
+    assert set(sessions_of(trace)) == {0}
+    assert len(set(sessions_of([*trace, trace[0]]))) == 47

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from policies.view import CandidateId
-from router.api.part_digests import PartDigests
+from router.api.digests import PartDigests
 from router.base.contracts import BlockKey, HashContract
 from router.observers.sessions.session_ledger import SessionLedger
 from router.observers.sessions.threads import Thread

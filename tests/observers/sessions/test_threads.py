@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.view import CandidateId
-from router.api.part_digests import PartDigests
+from router.api.digests import PartDigests
 from router.base.contracts import BlockKey, HashContract
 from router.observers.sessions.session_ledger import Match, SessionLedger
 from router.observers.sessions.threads import Thread, num_equal, num_shared

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from policies import CandidateId
-from router.api.part_digests import PartDigests
+from router.api.digests import PartDigests
 from router.base.contracts import BlockKey, HashContract
 from router.base.messages import Notes, encode
 from router.observers.sessions.session_ledger import SessionLedger
 from router.observers.sessions.threads import Match, Thread
-from router.observers.sessions.turn_notes import Booked, Remembered, Run
+from router.observers.sessions.turn_share import Booked, Remembered, Run
 from router.observers.sessions.turns import Turn
-from router.records.computed import Change, Computed, Loss, Move
+from router.records.record import Change, Computed, Loss, Move
 from tests.engine import CONTRACT
 from tests.nodes import Node, chain_of
 
