@@ -334,15 +334,15 @@ ROWS = [
         [
             Panel(
                 "Requests by variant", "Requests that count for the experiment.",
-                [Query(rate("arm_requests_total", "experiment, arm") + OR_NONE, "{{experiment}} {{arm}}")], "reqps",
+                [Query(rate("variant_requests_total", "experiment, variant") + OR_NONE, "{{experiment}} {{variant}}")], "reqps",
             ),
             Panel(
                 "TTFT by variant, P90", "Variants share caches and queues, unless the design separates them. Read the report before you decide.",
-                [Query(quantile(0.9, "arm_ttft_seconds", "experiment, arm") + OR_NONE, "{{experiment}} {{arm}}")], "s",
+                [Query(quantile(0.9, "variant_ttft_seconds", "experiment, variant") + OR_NONE, "{{experiment}} {{variant}}")], "s",
             ),
             Panel(
                 "Share recomputed, by variant", "Share of the variant's prompt tokens.",
-                [Query(f'{rate("arm_tokens_total", "experiment, arm", kind="recomputed")} / ({rate("arm_tokens_total", "experiment, arm", kind="prompt")} > 0){OR_NONE}', "{{experiment}} {{arm}}")],
+                [Query(f'{rate("variant_tokens_total", "experiment, variant", kind="recomputed")} / ({rate("variant_tokens_total", "experiment, variant", kind="prompt")} > 0){OR_NONE}', "{{experiment}} {{variant}}")],
                 "percentunit", maximum=1,
             ),
         ],

@@ -81,7 +81,7 @@ class Exchange:
             "replica": headers.get("x-warmroute-replica"),
             "predicted": _predicted(headers.get("x-warmroute-cached")),
             "policy": headers.get("x-warmroute-policy"),
-            "arm": headers.get("x-warmroute-arm"),
+            "arm": headers.get("x-warmroute-variant"),
             "request_id": headers.get("x-warmroute-request-id"),
             "router_ms": _number(headers.get("x-warmroute-ms")),
         }

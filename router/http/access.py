@@ -26,7 +26,7 @@ _METHODS: Final = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
 _MAX_AGE_S: Final = "600"
 _EXPOSED: Final = (
     "Retry-After, X-Request-Id, x-warmroute-request-id, x-warmroute-replica, x-warmroute-policy, "
-    "x-warmroute-arm, x-warmroute-prefill, x-warmroute-cached, x-warmroute-ms, "
+    "x-warmroute-variant, x-warmroute-prefill, x-warmroute-cached, x-warmroute-ms, "
     "x-warmroute-waited-ms, x-warmroute-waited-for, x-warmroute-waits"
 )
 _ASKED: Final = "Origin, Access-Control-Request-Method, Access-Control-Request-Headers"

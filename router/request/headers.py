@@ -118,7 +118,7 @@ def _explain_in(
     headers["x-warmroute-replica"] = placement.lease.candidate
     headers["x-warmroute-policy"] = placement.plan.policy.name
     if prompt.variant is not None:
-        headers["x-warmroute-arm"] = prompt.variant.record.label
+        headers["x-warmroute-variant"] = prompt.variant.record.label
     if tries.helped is not None:
         is_remote = tries.helped.result == "remote"
         headers["x-warmroute-prefill"] = tries.helped.where if is_remote else "local"

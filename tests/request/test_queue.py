@@ -247,7 +247,7 @@ async def test_a_variant_may_have_its_prompts_wait() -> None:
         await has(stage, gate, "a", "b")
         gate.end("b")
 
-        assert (await last).headers["x-warmroute-arm"] == "e/tried"
+        assert (await last).headers["x-warmroute-variant"] == "e/tried"
         assert stage.metric("warmroute_released_total", why="room") == 2
 
 

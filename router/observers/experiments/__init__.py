@@ -74,18 +74,20 @@ class Experiments(Observer):
         labels = assigned.experiment, assigned.arm
         metrics = self._metrics
         if assigned.not_counted is not None:
-            metrics.arm_not_counted.labels(*labels, assigned.not_counted).inc()
+            metrics.variant_not_counted.labels(*labels, assigned.not_counted).inc()
             return
-        metrics.arm_requests.labels(*labels, facts.outcome.value).inc()
+        metrics.variant_requests.labels(*labels, facts.outcome.value).inc()
         if facts.first_s is not None and facts.ttft_ms is not None:
-            metrics.arm_ttft.labels(*labels).observe(facts.first_s - facts.read.inbound.arrived_s)
+            metrics.variant_ttft.labels(*labels).observe(
+                facts.first_s - facts.read.inbound.arrived_s
+            )
         if facts.outcome == Outcome.OK:
             cached = facts.num_reported_cached_tokens
             if cached is None:
                 cached = facts.num_predicted_cached_tokens
             num_tokens = facts.prompt.num_tokens
-            metrics.arm_tokens.labels(*labels, "prompt").inc(num_tokens)
-            metrics.arm_tokens.labels(*labels, "recomputed").inc(max(0, num_tokens - cached))
+            metrics.variant_tokens.labels(*labels, "prompt").inc(num_tokens)
+            metrics.variant_tokens.labels(*labels, "recomputed").inc(max(0, num_tokens - cached))
 
     def states(self) -> list[ExperimentState]:
         """Describe the experiment for /metrics; []: none runs."""

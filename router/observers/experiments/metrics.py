@@ -15,13 +15,15 @@ class ExperimentMetrics(Instruments):
     """Requests by variant."""
 
     # fmt: off
-    arm_requests: Annotated[Counter, Spec("warmroute_arm_requests", "experiment arm outcome",
+    variant_requests: Annotated[Counter, Spec("warmroute_variant_requests",
+        "experiment variant outcome",
         "Requests of a variant that count for the experiment, by outcome")]
-    arm_not_counted: Annotated[Counter, Spec("warmroute_arm_not_counted", "experiment arm reason",
+    variant_not_counted: Annotated[Counter, Spec("warmroute_variant_not_counted",
+        "experiment variant reason",
         "Requests of a variant that do not count, by reason: wash_out")]
-    arm_ttft: Annotated[Histogram, Spec("warmroute_arm_ttft_seconds", "experiment arm",
+    variant_ttft: Annotated[Histogram, Spec("warmroute_variant_ttft_seconds", "experiment variant",
         "Time from arrival to the first byte of a stream, by variant", TTFT_BUCKETS)]
-    arm_tokens: Annotated[Counter, Spec("warmroute_arm_tokens", "experiment arm kind",
+    variant_tokens: Annotated[Counter, Spec("warmroute_variant_tokens", "experiment variant kind",
         "Prompt tokens by variant and kind: prompt, recomputed (as reported, or else predicted)")]
     # fmt: on
 
@@ -39,7 +41,7 @@ EXPERIMENT: Final[list[Family[ExperimentState]]] = [
     Family("warmroute_experiment_running", "experiment design",
         "1 while an experiment takes requests",
         lambda e: [((e.name, e.design), 1.0)]),
-    Family("warmroute_experiment_share_ratio", "experiment arm",
+    Family("warmroute_experiment_share_ratio", "experiment variant",
         "Share of the experiment's traffic that a variant gets",
         lambda e: [((e.name, arm), share) for arm, share in e.shares.items()]),
 ]

@@ -53,7 +53,7 @@ def _routed(facts: Facts, placement: Placement) -> dict[str, Any]:
         "model": read.model,
         "tenant": read.inbound.caller.name,
         "replica": placement.lease.candidate,
-        "arm": variant.record.label if variant is not None else None,
+        "variant": variant.record.label if variant is not None else None,
         "why": facts.plan.decision.reason,
         "prefill": tries.helped.where if tries.helped is not None else None,
         "tokens": prompt.num_tokens,

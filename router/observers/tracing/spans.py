@@ -156,7 +156,7 @@ def _of_record(record: DecisionRecord) -> dict[str, Any]:
         "warmroute.policy": record.policy,
         "warmroute.reason": record.decision.reason,
         "warmroute.cache_state": record.state,
-        "warmroute.arm": assignment.label if assignment is not None else None,
+        "warmroute.variant": assignment.label if assignment is not None else None,
         "warmroute.router_s": record.router_ms / 1000,
         "warmroute.waited_s": record.waited_ms / 1000,
         "warmroute.waited_for": record.waited_for,

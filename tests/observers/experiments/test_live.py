@@ -60,13 +60,13 @@ async def test_a_session_keeps_its_variant(tmp_path: Path) -> None:
         arms: dict[int, set[str]] = {}
         for number in range(60):
             reply = await turn(stage, number % 20)
-            arms.setdefault(number % 20, set()).add(reply.headers["x-warmroute-arm"])
-        counted = stage.metric("warmroute_arm_requests_total", experiment="e", outcome="ok")
-        tokens = stage.metric("warmroute_arm_tokens_total", kind="prompt")
-        recomputed = stage.metric("warmroute_arm_tokens_total", kind="recomputed")
-        seen = stage.metric("warmroute_arm_ttft_seconds_count", experiment="e")
-        shares = stage.metric("warmroute_experiment_share_ratio", experiment="e", arm="a")
-        assert '"arm":"e/a"' in stage.log
+            arms.setdefault(number % 20, set()).add(reply.headers["x-warmroute-variant"])
+        counted = stage.metric("warmroute_variant_requests_total", experiment="e", outcome="ok")
+        tokens = stage.metric("warmroute_variant_tokens_total", kind="prompt")
+        recomputed = stage.metric("warmroute_variant_tokens_total", kind="recomputed")
+        seen = stage.metric("warmroute_variant_ttft_seconds_count", experiment="e")
+        shares = stage.metric("warmroute_experiment_share_ratio", experiment="e", variant="a")
+        assert '"variant":"e/a"' in stage.log
     records = records_in(file)
 
     assert all(len(each) == 1 for each in arms.values())
@@ -99,17 +99,17 @@ async def test_every_api_is_in_experiments(tmp_path: Path, api: str, fields: Jso
         for session in range(12):
             headers = {"X-Session-ID": f"s{session}"}
             reply = await stage.ask(body, f"/v1/{api}", headers=headers)
-            assert reply.headers["x-warmroute-arm"] in ("e/a", "e/b")
-        ttft = "warmroute_arm_ttft_seconds_count"
+            assert reply.headers["x-warmroute-variant"] in ("e/a", "e/b")
+        ttft = "warmroute_variant_ttft_seconds_count"
         await stage.until(lambda: stage.metric(ttft, experiment="e") == 12)
-        assert stage.metric("warmroute_arm_tokens_total", kind="prompt") > 0
+        assert stage.metric("warmroute_variant_tokens_total", kind="prompt") > 0
         path = f"/admin/explain?api={api}"
         explained = (await stage.admin(path, {"model": "tiny", **fields}, headers)).json()
     records = records_in(file)
 
     assert {record.assignment.arm for record in records if record.assignment} == {"a", "b"}
     assert {record.api for record in records} == {api}
-    assert f"e/{explained['assignment']['arm']}" == reply.headers["x-warmroute-arm"]
+    assert f"e/{explained['assignment']['arm']}" == reply.headers["x-warmroute-variant"]
     assert explained["num_tokens"] == records[-1].num_prompt_tokens
 
 
@@ -126,7 +126,7 @@ async def test_without_a_session_the_conversation_is_the_unit(tmp_path: Path) ->
         for number in range(12):
             texts = [words(number), "ok", words(50 + number), "ok", words(99)]
             replies = [await stage.ask(chat(*texts[:length])) for length in (1, 3, 5)]
-            arms.append({reply.headers["x-warmroute-arm"] for reply in replies})
+            arms.append({reply.headers["x-warmroute-variant"] for reply in replies})
         completion = await stage.ask({"model": "tiny", "prompt": words(1)}, "/v1/completions")
         monologue = await stage.ask(
             chat(words(1)) | {"messages": [{"role": "system", "content": "x"}]}
@@ -135,7 +135,7 @@ async def test_without_a_session_the_conversation_is_the_unit(tmp_path: Path) ->
     assert all(len(each) == 1 for each in arms)
     assert len(set.union(*arms)) == 2
     for reply in (completion, monologue):
-        assert "x-warmroute-arm" not in reply.headers
+        assert "x-warmroute-variant" not in reply.headers
         assert reply.headers["x-warmroute-policy"] == "kv_aware"
     assert len({r.assignment.unit for r in records_in(file) if r.assignment is not None}) == 12
 
@@ -195,7 +195,7 @@ async def test_an_experiment_changes_without_a_restart() -> None:
     """The names of the one before are labels, and go with it; `status` and the page show it."""
     async with Engines(2) as engines, on_stage(*engines, **settings()) as stage:
         await turn(stage, 1)
-        assert stage.metric("warmroute_arm_requests_total", experiment="e") == 1
+        assert stage.metric("warmroute_variant_requests_total", experiment="e") == 1
         config = msgspec.structs.replace(stage.router.config, experiment=defined("f"))
 
         assert apply(stage.router, config) == ["experiment"]
@@ -206,13 +206,13 @@ async def test_an_experiment_changes_without_a_restart() -> None:
         apply(stage.router, msgspec.structs.replace(config, experiment=None))
         without = await turn(stage, 1)
 
-    assert reply.headers["x-warmroute-arm"] in ("f/a", "f/b")
+    assert reply.headers["x-warmroute-variant"] in ("f/a", "f/b")
     assert 'experiment="e"' not in page
     assert 'experiment="f"' in page
     assert (shown["name"], shown["standing"]) == ("f", "running")
     assert [each["share"] for each in shown["variants"]] == [0.5, 0.5]
     assert "experiment f (split): a least_loaded 50%, b kv_aware:alpha=0.5 50%" in status.stdout
-    assert "x-warmroute-arm" not in without.headers
+    assert "x-warmroute-variant" not in without.headers
 
 
 async def test_two_routers_switch_at_the_same_moment(tmp_path: Path) -> None:
