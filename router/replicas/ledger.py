@@ -108,10 +108,10 @@ class Booking(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Spent(Struct, gc=False):
-    """What one lease takes of its engine's time, in seconds; see `Ledger._divide`.
+    """What one lease takes of its engine's time, in seconds; known with its end.
 
-    prompt_s: Time that its prompt may have taken at most; known with its first token.
-    answer_s: Its share of the time of answers; known with its end.
+    prompt_s: Time that its prompt may have taken at most; see `Ledger._prompt_s`.
+    answer_s: Its share of the time of answers; see `Ledger._divide`.
     """
 
     prompt_s: float = 0.0
@@ -138,6 +138,7 @@ class Ledger:
     __slots__ = (
         "_answer_s",
         "_booked_s",
+        "_computed_s",
         "_decoding",
         "_divided_s",
         "_head",
@@ -166,7 +167,8 @@ class Ledger:
         self._pace_s = 0.0  # when the last of them came
         self._divided_s = 0.0  # until when time is divided
         self._booked_s = 0.0  # time that the waiting prompts are predicted to take still
-        self._prompts_s = 0.0  # time that prompts had and that is booked for none of them
+        self._prompts_s = 0.0  # time that prompts had, without those whose requests are over
+        self._computed_s = 0.0  # time that prompts of answers in flight were predicted to take
         self._answer_s = 0.0  # what an answer that was decoded all the time would have got
         self.num_requests = 0  # from dispatch to their last byte
         self.num_waiting = 0  # of these, before their first token
@@ -250,7 +252,10 @@ class Ledger:
             lease.spent.answer_s = self._answer_s - since
         elif not self._leave_queue(lease, now_s):
             return False
+        lease.spent.prompt_s = self._prompt_s(lease)
         self.num_requests -= 1
+        if not self.num_requests:
+            self._prompts_s = self._computed_s = 0.0
         self.num_tokens -= lease.booking.num_uncached_tokens + lease.booking.num_cached_tokens
         return True
 
@@ -346,20 +351,35 @@ class Ledger:
         if self._decoding:
             self._answer_s += passed_s / self.num_requests
 
+    def _prompt_s(self, lease: Lease) -> float:
+        """Return the time that a prompt may have taken at most, at its request's end.
+
+        The others of answers in flight have what they are predicted to take. If all prompts had
+        less time than that, each has its part of it, whatever the order of first tokens: routers
+        know their own ones first.
+        """
+        had_s, all_s, waited_s = self._prompts_s, self._computed_s, lease.spent.prompt_s
+        claim_s = min(lease.occupies_s, waited_s)
+        most_s = had_s - (all_s - claim_s) if had_s >= all_s else had_s * claim_s / all_s
+        most_s = max(0.0, min(waited_s, most_s))
+        self._prompts_s = max(0.0, had_s - min(claim_s, most_s))
+        self._computed_s = max(0.0, all_s - claim_s)
+        return most_s
+
     def _leave_queue(self, lease: Lease, now_s: float) -> bool:
         """Remove a lease from the waiting ones; after a head, the next is computed from now on."""
         if lease.number not in self._waiting:
             return False
         self._divide(now_s)
         del self._waiting[lease.number]
-        lease.spent.prompt_s = self._prompts_s
-        self._prompts_s -= min(lease.occupies_s, self._prompts_s)
+        lease.spent.prompt_s = max(0.0, now_s - lease.begun_s)
+        self._computed_s += min(lease.occupies_s, lease.spent.prompt_s)
         self.num_waiting -= 1
         self.num_queued_tokens -= lease.booking.num_uncached_tokens
         self._mtoken2 -= lease.num_mtoken2
         if not self._waiting:
             self._head, self._mtoken2 = None, 0.0  # floats drift: an empty queue is exactly empty
-            self._booked_s = self._prompts_s = 0.0
+            self._booked_s = 0.0
             self.busy.switch(False, now_s)
         elif self._head is lease:
             self._head, self._head_s = next(iter(self._waiting.values())), now_s

@@ -228,14 +228,70 @@ def test_answers_have_the_time_that_prompts_do_not_take() -> None:
     assert sum(map(taken_s, [answer, prompt, slow])) == pytest.approx(10.0 - 0.5 / 2)
 
 
-def test_prompts_alone_have_all_the_time_one_after_the_other() -> None:
-    """Two come in one step; the second one has what the first left."""
+def test_prompts_alone_have_all_the_time_but_what_others_were_predicted_to_take() -> None:
+    """Two come in one step. The first one had not waited for the second."""
     ledger = Ledger()
-    one, other = book(ledger, 1, 0.0, tokens=1_000), book(ledger, 2, 0.0, tokens=1_000)
-    ledger.first_token(one, 5.0)
-    ledger.first_token(other, 5.0)
+    one, other = book(ledger, 1, 0.0, tokens=1_000), book(ledger, 2, 2.0, tokens=2_000)
+    for lease in (one, other):
+        ledger.first_token(lease, 5.0)
+    _end_all(ledger, [one, other], 5.0)
 
-    assert (one.spent.prompt_s, other.spent.prompt_s) == (5.0, 4.0)
+    assert (one.spent.prompt_s, other.spent.prompt_s) == (3.0, 3.0)
+
+
+def test_prompts_that_had_less_time_than_predicted_share_it() -> None:
+    ledger = Ledger()
+    one, other = book(ledger, 1, 0.0, tokens=9_000), book(ledger, 2, 1.0, tokens=3_000)
+    for lease in (one, other):
+        ledger.first_token(lease, 4.0)
+    _end_all(ledger, [one, other], 9.0)
+
+    assert one.spent.prompt_s == pytest.approx(4.0 * 4.0 / 7.0)
+    assert other.spent.prompt_s == pytest.approx(4.0 * 3.0 / 7.0)
+
+
+@settings(max_examples=examples(60))
+@given(
+    requests=st.lists(
+        st.tuples(
+            st.integers(0, 1),  # router
+            st.floats(0.0, 5.0),  # begin
+            st.sampled_from([0, 100, 2_000, 20_000]),  # predicted ms
+            st.floats(0.1, 2.0),  # to the first token
+            st.floats(7.0, 9.0),  # to the end
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    late_s=st.sampled_from([0.0, 0.01, 0.1]),
+)
+def test_two_routers_give_each_second_once(
+    requests: list[tuple[int, float, int, float, float]], late_s: float
+) -> None:
+    """But for the delay of their notes, whatever was predicted.
+
+    Each router knows its own requests at once, and those of the other `late_s` later."""
+    events = [
+        (at_s + (late_s if router != whose else 0.0), kind, number, router)
+        for number, (whose, begun_s, _, ttft_s, took_s) in enumerate(requests)
+        for router in range(2)
+        for kind, at_s in enumerate((begun_s, begun_s + ttft_s, begun_s + ttft_s + took_s))
+    ]
+    ledgers, leases = (Ledger(), Ledger()), {}
+    for now_s, kind, number, router in sorted(events):
+        ledger = ledgers[router]
+        if kind == 0:
+            tokens = requests[number][2]
+            leases[number, router] = book(ledger, number, now_s, tokens=tokens)
+        elif kind == 1:
+            ledger.first_token(leases[number, router], now_s)
+        else:
+            ledger.end(leases[number, router], now_s)
+
+    given_s = sum(taken_s(leases[number, each[0]]) for number, each in enumerate(requests))
+    begun_s = min(each[1] for each in requests)
+    over_s = max(each[1] + each[3] + each[4] for each in requests)
+    assert given_s <= over_s - begun_s + 2 * len(requests) * late_s + 1e-6
 
 
 def test_an_answer_that_is_not_streamed_begins_behind_its_prompt() -> None:

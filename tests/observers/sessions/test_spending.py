@@ -19,6 +19,7 @@ from router.observers.sessions.describe import sum_rows
 from router.observers.sessions.session_ledger import SessionLedger
 from router.observers.sessions.threads import Thread
 from router.observers.sessions.turns import Turn
+from router.scheduling.waiting import QueueRules
 from tests.faults.stage import Engines, Stage, chat, on_stage, on_stages, streamed, words
 from tests.faults.tenants import A as TENANT_A
 from tests.faults.tenants import tenants_file
@@ -99,22 +100,31 @@ async def test_all_requests_together_get_at_most_the_time_that_passed(
 ) -> None:
     """Through however many routers; the sum of their own times is several times as long.
 
-    Routers know of each other's requests some milliseconds late."""
+    The engine begins once all routers know of all requests: what they learn late may count twice.
+    """
     slow = TimeModel(base_ms=10.0)
     async with (
         Engines(1, time_model=slow, reply_tokens=150) as engines,
-        on_stages(*engines, redis=start_redis(), number=num_routers) as stages,
+        on_stages(
+            *engines,
+            redis=start_redis(),
+            number=num_routers,
+            queue_rules=QueueRules(window=12),
+            health__interval_s=60.0,
+        ) as stages,
     ):
+        engine = engines[0].replica
+        await engine.pause(loses_cache=False)
         begun_s = time.monotonic()
-        await asyncio.gather(
-            *(
-                stages[n % num_routers].ask(
-                    streamed(chat(words(n))) | {"max_tokens": 150},
-                    headers={"X-Session-ID": f"s{n}"},
-                )
-                for n in range(12)
-            )
-        )
+        async with asyncio.TaskGroup() as tg:
+            for n in range(12):
+                body = streamed(chat(words(n))) | {"max_tokens": 150}
+                asked = stages[n % num_routers].ask(body, headers={"X-Session-ID": f"s{n}"})
+                tg.create_task(asked)
+            for stage in stages:
+                sent = stage.router.fleet.load.num_sent
+                await stage.until(lambda sent=sent: sent("r1") == 12)  # type: ignore[misc]
+            engine.resume()
         took_s = time.monotonic() - begun_s
         for stage in stages:
             stage.router.story.steps.settling.close()
@@ -126,8 +136,8 @@ async def test_all_requests_together_get_at_most_the_time_that_passed(
             for stage in stages
         ]
 
-    assert all(each > 0.2 * took_s for each in own_s)
-    assert 0.7 * took_s < sum(own_s) <= took_s + 0.05
+    assert all(each > 0.0 for each in own_s)
+    assert 1.0 < sum(own_s) <= took_s
 
 
 async def test_turns_are_summed_by_tenant_and_model(tmp_path: Path) -> None:
