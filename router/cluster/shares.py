@@ -209,6 +209,9 @@ _PAUSE_S: Final = 0.1
 _REPEAT_S: Final = 5.0
 """While prompts wait, the note is sent again after so long: a router that joins has missed it."""
 
+_FORGET_S: Final = 15.0
+"""A note counts for so long: the one on an empty queue may be lost with the connection to Redis."""
+
 _NOTE_BYTES: Final = 40
 _MOST_S: Final = 86_400.0
 
@@ -231,6 +234,7 @@ class WaitingNow(Struct, frozen=True, array_like=True, tag="for_room"):
 class _Waits(NamedTuple):
     num: int
     first_s: float
+    until_s: float  # it counts until then
 
 
 class QueueShare(Elsewhere):
@@ -250,11 +254,11 @@ class QueueShare(Elsewhere):
         peers.notes.register(TurnWaits, self._learn_asked)
         peers.notes.register(WaitingNow, self._learn_waits)
 
-    def num_waiting(self) -> int:
-        return sum([each.num for each in self._alive()])
+    def num_waiting(self, now_s: float) -> int:
+        return sum([each.num for each in self._alive(now_s)])
 
     def first_s(self, now_s: float) -> float | None:
-        return min([each.first_s for each in self._alive() if each.num], default=None)
+        return min([each.first_s for each in self._alive(now_s) if each.num], default=None)
 
     def waits(self, num: int, first_s: float | None, now_s: float) -> None:
         if (num, first_s) == self._published:
@@ -270,10 +274,11 @@ class QueueShare(Elsewhere):
     def asked(self, session: int, *, has_room: bool) -> None:
         self._outbox.tell(TurnWaits(session, has_room))
 
-    def _alive(self) -> list[_Waits]:
+    def _alive(self, now_s: float) -> list[_Waits]:
         if not self._waiting:
             return []
-        return [self._waiting[name] for name in self._peers.routers if name in self._waiting]
+        held = [self._waiting[name] for name in self._peers.routers if name in self._waiting]
+        return [each for each in held if now_s < each.until_s]
 
     def _learn_asked(self, note: TurnWaits, _: str, now_s: float) -> None:
         self._conversations.asked(note.session_hash, now_s)
@@ -283,7 +288,8 @@ class QueueShare(Elsewhere):
     def _learn_waits(self, note: WaitingNow, router: str, now_s: float) -> None:
         alive = self._peers.routers
         self._waiting = {name: held for name, held in self._waiting.items() if name in alive}
-        self._waiting[router] = _Waits(note.num_waiting, now_s - note.first_age_s)
+        first_s, until_s = now_s - note.first_age_s, now_s + _FORGET_S
+        self._waiting[router] = _Waits(note.num_waiting, first_s, until_s)
 
 
 logger = logging.getLogger(__name__)

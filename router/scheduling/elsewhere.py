@@ -6,7 +6,7 @@ from __future__ import annotations
 class Elsewhere:
     """The queues of other routers, as this router's queue sees them."""
 
-    def num_waiting(self) -> int:
+    def num_waiting(self, now_s: float) -> int:
         """Count the requests that wait for room at other routers."""
         return 0
 

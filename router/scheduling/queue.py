@@ -269,7 +269,7 @@ class Queue(Generic[C]):
     def judge(self, waiting: Waiting, choice: C, now_s: float) -> Verdict:
         """Return whether a request may go to a candidate now; it need not be in the queue."""
         num_others = self._order.num_for_room - self._order.is_for_room(waiting)
-        num_others += self._elsewhere.num_waiting()
+        num_others += self._elsewhere.num_waiting(now_s)
         return self._rules.judge(waiting, choice, now_s, num_others)
 
     def tbt_ms(self, waiting: Waiting, choice: C, now_s: float) -> float | None:

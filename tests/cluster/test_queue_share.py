@@ -57,12 +57,12 @@ def test_what_waits_for_room_elsewhere_counts_until_it_does_not() -> None:
     a, b = two()
     a.queues.waits(3, -4.0, 1.0)
     b.receive(a, now_s=2.0)
-    assert (b.queues.num_waiting(), b.queues.first_s(2.0)) == (3, pytest.approx(-3.0))
-    assert (a.queues.num_waiting(), a.queues.first_s(2.0)) == (0, None)
+    assert (b.queues.num_waiting(2.0), b.queues.first_s(2.0)) == (3, pytest.approx(-3.0))
+    assert (a.queues.num_waiting(2.0), a.queues.first_s(2.0)) == (0, None)
 
     a.queues.waits(0, None, 2.01)
     b.receive(a, now_s=2.01)
-    assert (b.queues.num_waiting(), b.queues.first_s(2.01)) == (0, None)
+    assert (b.queues.num_waiting(2.01), b.queues.first_s(2.01)) == (0, None)
 
 
 def test_waits_are_published_ten_times_a_second_and_again_for_routers_that_join() -> None:
@@ -81,9 +81,21 @@ def test_what_waited_at_a_router_that_is_gone_does_not_count() -> None:
     for end in ("left", "silent"):
         a.queues.waits(3 if end == "left" else 4, 0.0, 1.0 if end == "left" else 2.0)
         b.receive(a, now_s=2.0)
-        assert b.queues.num_waiting() > 0
+        assert b.queues.num_waiting(2.0) > 0
         if end == "left":
             b.peers.apply(Notes("a", (Left(),)), 2.0)
         else:
             b.peers.expire(2.1 + LEASE_S)
-        assert b.queues.num_waiting() == 0
+        assert b.queues.num_waiting(2.0) == 0
+
+
+def test_a_lost_note_on_an_empty_queue_holds_nobody_back_for_long() -> None:
+    """It is sent once. A queue that is not empty repeats its note every 5 s."""
+    a, b = two()
+    a.queues.waits(3, 0.5, 1.0)
+    b.receive(a, now_s=1.0)
+    a.queues.waits(0, None, 2.0)
+    a.take_notes()  # they get lost
+
+    assert (b.queues.num_waiting(11.0), b.queues.first_s(11.0)) == (3, 0.5)
+    assert (b.queues.num_waiting(16.0), b.queues.first_s(16.0)) == (0, None)

@@ -149,7 +149,7 @@ def test_notes(some: list[bytes], load: bytes, session: bytes) -> None:
         with suppress(ValueError):
             node.peers.apply(node.peers.notes.decode(packed_notes), 1.0)
         assert is_sane(node)
-        assert node.queues.num_waiting() >= 0
+        assert node.queues.num_waiting(0.0) >= 0
         assert math.isfinite(node.queues.first_s(1.0) or 0.0)
     for session in node.ledger:
         assert sum(session.totals.by_cause.values()) >= 0

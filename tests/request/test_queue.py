@@ -23,6 +23,7 @@ from policies.cost import KvAware, candidate_costs
 from policies.view import CandidateId, ReplicaView, RequestView
 from router.base.caller import ANYBODY
 from router.base.errors import NoReplicaAvailable
+from router.cluster import shares
 from router.config import QueueConfig
 from router.metrics import Metrics
 from router.replicas import Fleet
@@ -722,6 +723,27 @@ async def test_routers_share_windows(start_redis: Start) -> None:
             await two.until(lambda: num_waiting(two) == 0)
             await two.until(lambda: num_running(engines[0]) == 1)
             last.cancel()
+
+
+async def test_a_router_that_joins_learns_what_waits_for_room(
+    start_redis: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nothing comes to that queue and nothing leaves it."""
+    monkeypatch.setattr(shares, "_REPEAT_S", 0.2)
+    redis = start_redis()
+    async with (
+        Engines(1, num_gpu_blocks=160, max_model_len=2400) as engines,
+        on_stage(*engines, redis=redis, **ON) as one,
+        asyncio.TaskGroup() as tg,
+    ):
+        lives(one, 2_000)
+        task = tg.create_task(one.ask(chat(words(2, 300)), headers={"X-Session-ID": SECRET}))
+        await one.until(lambda: num_waiting(one) == 1)
+        await asyncio.sleep(0.5)  # its note was published
+        async with on_stage(*engines, redis=redis, **ON) as two:
+            queues = two.router.cluster.queues
+            await two.until(lambda: queues.num_waiting(time.monotonic()) == 1)
+        task.cancel()
 
 
 # -- the room alone --------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class Others(Elsewhere):
         self.first: float | None = None
         self.published: list[Any] = []
 
-    def num_waiting(self) -> int:
+    def num_waiting(self, now_s: float) -> int:
         return self.num
 
     def first_s(self, now_s: float) -> float | None:
