@@ -143,7 +143,7 @@ def _kind_of(stored: StoredView, lora_paths: Mapping[str, str]) -> str | None:
     An adapter whose path is not known yet says nothing, nor does an image.
     """
     keys, later = _first_two(stored)
-    if any(_is_media(key) and key not in later for key in keys):
+    if any(_is_media(key, later, stored.block_size) for key in keys):
         return None
     name = stored.lora_name
     if name is None:
@@ -159,8 +159,19 @@ def _first_two(stored: StoredView) -> tuple[list[Any], list[Any]]:
     return (*rows, [], [])[0], (*rows, [], [])[1]
 
 
-def _is_media(key: Any) -> bool:
-    """Return whether a key may be an image's: its name, and where it is."""
+def _is_media(key: Any, later: list[Any], block_size: int) -> bool:
+    """Return whether a key may be an image's: its name, and where it is from the block's start.
+
+    In the second block the image goes on, or is over.
+    """
+    if not _is_place(key):
+        return False
+    name, offset = key
+    offsets = [each[1] for each in later if _is_place(each) and each[0] == name]
+    return not offsets or offset - block_size in offsets
+
+
+def _is_place(key: Any) -> bool:
     is_pair = isinstance(key, list | tuple) and len(key) == 2
     return is_pair and isinstance(key[0], str) and isinstance(key[1], int)
 

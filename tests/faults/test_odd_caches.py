@@ -181,9 +181,19 @@ def new_keys(write: ExtraKeysOf) -> Iterator[None]:
         yield
 
 
-async def test_an_adapter_whose_keys_are_not_understood_is_unknown_and_base_exact() -> None:
+@pytest.mark.parametrize(
+    ("write", "form"),
+    [
+        (lambda name, _: [["lora_v2", name, 3]], "('lora_v2', 'sql', int)"),
+        (lambda name, number: [name, ["block", number]], "'sql', (str, int)"),
+    ],
+    ids=["new_form", "as_an_image"],
+)
+async def test_an_adapter_whose_keys_are_not_understood_is_unknown_and_base_exact(
+    write: ExtraKeysOf, form: str
+) -> None:
     """One line names the key; the base model is predicted as ever, and the replica DEGRADED."""
-    with new_keys(lambda name, _: [["lora_v2", name, 3]]):
+    with new_keys(write):
         async with (
             Engines(1, loras=(("sql", "/l/1"),)) as (engine,),
             on_stage(engine) as stage,
@@ -199,7 +209,7 @@ async def test_an_adapter_whose_keys_are_not_understood_is_unknown_and_base_exac
             assert max(reply.reported for reply in adapter) > 0
             assert stage.metric("warmroute_trust_ratio") == 1.0
             assert stage.metric("warmroute_audited_total", result="partial") >= 20
-            assert stage.log.count("('lora_v2', 'sql', int)") == 2  # in both forms
+            assert stage.log.count(form) == 2  # as text and as JSON
             rank = (await stage.admin("/admin/replicas")).json()["replicas"][0]["ranks"][0]
             assert rank["not_understood"] == ["adapter sql"]
             why = "an extra key of their blocks is not understood, so these are not predicted"

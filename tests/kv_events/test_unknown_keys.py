@@ -50,6 +50,7 @@ def strange(keys: list[Any], later: list[Any] | None, lora_name: str | None = "s
         (["sql"], ["sql"], "sql", "'sql'"),
         ([["lora_v2", "sql", 3]], [["lora_v2", "sql", 3]], "sql", "('lora_v2', 'sql', int)"),
         (["sql", ["rank", 8]], ["sql", ["rank", 8]], "sql", "'sql', ('rank', int)"),
+        (["sql", ["block", 0]], ["sql", ["block", 1]], "sql", "'sql', (str, int)"),
         ([["lora_v2", "sql"]], [["lora_v2", "sql"]], None, "('lora_v2', 'sql')"),
         (["sql", "acme-secret"], ["sql"], "sql", "'sql', str"),
         (["sql", ["salt_v2", "acme-secret"]], ["sql"], "sql", "'sql', (str, str)"),
@@ -83,7 +84,8 @@ def test_what_says_nothing_of_an_adapter_is_not_held_against_it() -> None:
     short = stored(prompt(2)[:2], extra=SQL)
     short.block_hashes = [7]
     stream = streamed(
-        strange(["sql", ["a-picture", 2]], ["sql", ["a-picture", -2]]),
+        strange(["sql", ["a-picture", 2]], ["sql", ["a-picture", 2 - BLOCK_SIZE]]),
+        strange(["sql", ["a-picture", 2]], ["sql"]),
         strange([["lora_v2", "other"]], None, "other"),
         batch(short),
     )
