@@ -89,6 +89,9 @@ async def _chat(ask: Ask, prompter: Prompter, body: dict[str, Any]) -> Differenc
 
 logger = logging.getLogger(__name__)
 
+_FIRST_S: Final = 0.01
+"""The first pause before ids are compared; it doubles while a tokenizer is loading."""
+
 _ASK_AGAIN_S: Final = 30.0
 
 
@@ -134,9 +137,12 @@ class ModelWatch:
     async def _compare_ids(self, replica: Replica) -> None:
         """Compare the replica's token ids with ours; again if ours are made in another way."""
         models = [model.id for model in replica.models if model.parent is None]
-        pause_s = self._interval_s
+        pause_s = _FIRST_S
         while True:
             await asyncio.sleep(pause_s * random.uniform(0.9, 1.1))
+            if any(self._prompters.get(model) is None for model in models):
+                pause_s = min(2 * pause_s, self._interval_s)
+                continue
             is_done = await self._compare(replica, models)
             pause_s = self._interval_s if is_done else max(self._interval_s, _ASK_AGAIN_S)
 

@@ -145,6 +145,32 @@ async def test_other_template_arguments_end_local_tokens(tmp_path: Path) -> None
             assert "tokens.chat_template_kwargs" in hint
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+async def test_ids_are_compared_as_soon_as_the_tokenizer_is_loaded(
+    tmp_path: Path, path: str
+) -> None:
+    """Else a conversation's first predictions are wrong: one replica's count proves nothing."""
+    flags = {"chat_template_kwargs": {"enable_thinking": False}}
+    async with (
+        engines(tmp_path, "left", "left", template=HEAD, **flags) as made,
+        on_stage(*made, **AS_TEXT, health__interval_s=60.0) as stage,
+    ):
+        prompter = stage.router.prompters.get("tiny")
+        assert prompter is not None
+        await stage.until(lambda: len(prompter.trust.differences()) == 2)
+        for texts in ((words(1),), (words(1), "yes", words(2))):
+            body = chat(*texts)
+            if path == "/v1/responses":
+                body = {"model": "tiny", "input": body["messages"], "max_output_tokens": 4}
+            reply = await stage.ask(body, path)
+            assert reply.status == 200
+            await stage.settled(*made)
+
+        assert reply.predicted > 0
+        assert stage.metric("warmroute_audited_total", result="under") == 0
+        assert stage.metric("warmroute_audited_total", result="over") == 0
+
+
 async def test_default_template_arguments_may_be_set(tmp_path: Path) -> None:
     """Then prompts are made here, and the ids are the engine's."""
     defaults = {"enable_thinking": False}
