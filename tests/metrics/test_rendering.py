@@ -15,6 +15,7 @@ async def test_a_page_is_the_same_in_pieces_and_stops_no_stream(
     metrics = Metrics()
     for number in range(150):
         metrics.requests.labels("chat", f"r{number}", "ok").inc()
+        metrics.ttft.labels(f"r{number}").observe(number)
     whole = metrics.render()
     monkeypatch.setattr(instruments, "_SLICE_S", 0.0)
     num_turns = 0
@@ -33,3 +34,4 @@ async def test_a_page_is_the_same_in_pieces_and_stops_no_stream(
 
     assert page == whole
     assert num_turns > 20
+    assert all(page.count(line) == 1 for line in page.splitlines() if line.startswith(b"#"))
