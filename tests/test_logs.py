@@ -13,6 +13,7 @@ from typing import cast
 import pytest
 
 from router.base import logs
+from tests.waiting import PATIENCE_S
 
 
 def record(message: str, **fields: object) -> logging.LogRecord:
@@ -72,7 +73,7 @@ def test_a_line_that_cannot_be_written_is_reported() -> None:
     writer.start()
     writer.emit(record("first", what=_Unprintable()))
     writer.emit(record("second"))
-    writer.stop()
+    writer.stop(within_s=PATIENCE_S)
 
     first, second = stream.getvalue().decode().splitlines()
     assert first == "a log line of router.x could not be written: ValueError"
@@ -87,7 +88,7 @@ def test_a_closed_stream_does_no_harm() -> None:
     stream.close()
     writer.start()
     writer.emit(record("lost"))
-    writer.stop()
+    writer.stop(within_s=PATIENCE_S)
 
     assert sum(lost) == 1
 
@@ -117,7 +118,7 @@ def test_too_many_lines_are_dropped() -> None:
     for number in range(3):
         writer.emit(record(f"line {number}"))
     writer.start()
-    writer.stop()
+    writer.stop(within_s=PATIENCE_S)
 
     assert stream.getvalue().decode().count("line") == 2
     assert sum(lost) == 1
@@ -140,7 +141,7 @@ def test_a_line_of_a_finalizer_is_written() -> None:
         Dropped()
         writer.emit(record("line"))
     gc.collect()
-    writer.stop()
+    writer.stop(within_s=PATIENCE_S)
 
     assert stream.getvalue().decode().count("finalized") == 2_000
 
@@ -179,7 +180,7 @@ def test_lines_are_written_by_another_thread(
         listener = logs.start(level="info", as_json=False)
         logging.getLogger("router.request.story").info("routed", extra={"replica": "r1"})
         logging.getLogger("router.request.story").debug("hidden")
-        listener.stop()
+        listener.stop(within_s=PATIENCE_S)
     finally:
         root.handlers[:] = before[0]
         root.setLevel(before[1])

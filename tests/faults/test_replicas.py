@@ -9,6 +9,8 @@ import pytest
 from aiohttp import web
 
 from loadtest.emulator.emulator import Emulator
+from policies import CandidateId
+from router.base.backoff import Suspension
 from tests.faults.fake_engine import MODELS, FakeEngine, first_then, streams
 from tests.faults.stage import (
     SLOW,
@@ -290,7 +292,10 @@ async def test_all_replicas_down_is_a_503_that_says_when_to_come_back() -> None:
 
 async def test_the_breaker_opens_and_one_request_tries() -> None:
     """Failing requests take a replica out; after a pause one is sent there, and it is back."""
-    async with Engines(2) as engines, on_stage(*engines, policy__name="round_robin") as stage:
+    by_turns = {"policy__name": "round_robin", "health__interval_s": 60.0}
+    async with Engines(2) as engines, on_stage(*engines, **by_turns) as stage:
+        health = stage.router.fleet.members.states[CandidateId("r1")].health
+        health._suspension = pause = Suspension(3_600.0, 3_600.0)
         arm(engines[0], "status", status=500, count=3)
         for number in range(6):
             assert (await stage.ask(chat(words(number)))).status == 200
@@ -299,6 +304,7 @@ async def test_the_breaker_opens_and_one_request_tries() -> None:
         assert stage.metric("warmroute_replica_healthy", replica="r1") == 0
         for number in range(4):
             assert (await stage.ask(chat(words(number)))).replica == "r2"
+        pause.until_s = 0.0
         await stage.until(lambda: stage.metric("warmroute_replica_healthy", replica="r1"))
         names = {(await stage.ask(chat(words(number)))).replica for number in range(4)}
         assert names == {"r1", "r2"}

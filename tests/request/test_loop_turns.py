@@ -110,6 +110,7 @@ async def test_a_flood_is_read_placed_and_ended_one_by_one(
     monkeypatch.setattr(module, "TURN_S", 0.0)
     monkeypatch.setattr(Turns.__init__, "__defaults__", (0.0,))
     monkeypatch.setattr(queue_module, "TURN_S", 0.0)
+    monkeypatch.setattr(queue_module, "LOOK_S", 3_600.0)  # what is due by time comes beside it
     async with Engines(2) as engines, on_stage(*engines, queue__mode=queue) as stage:
         steps = stage.router.story.steps
         async with Loop() as loop:

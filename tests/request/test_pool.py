@@ -198,6 +198,8 @@ async def both(stage: Stage, engines: tuple[Emulator, Emulator], number: int) ->
 async def test_who_does_not_fetch_is_found_out() -> None:
     """After several predictions that did not come true, until a fetch is seen."""
     async with pooled() as (stage, _, (one, two)):
+        await ask(stage, (one, two), words(4999))
+        await named(stage)  # the pool is listed once a second
         connector, two.replica.pool = two.replica.pool, None
         for number in range(20):
             await both(stage, (one, two), number)
