@@ -126,7 +126,8 @@ def _num_system(items: Sequence[object]) -> int:
 
 def _last_system(items: Sequence[object]) -> int:
     for index in range(len(items) - 1, -1, -1):
-        if _is_system(items[index]):
+        item = items[index]  # no call for each of a long chat's messages
+        if type(item) is dict and item.get("role") in SYSTEM_ROLES:
             return index
     return -1
 
