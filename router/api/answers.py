@@ -124,7 +124,7 @@ def kind_of_event(event: bytes) -> Begun | int:
     """Read one event, of lines that end with \\n: as `Opening.read`."""
     if event.startswith(_LONG_PREAMBLES):
         return Begun.NOT_YET
-    data = b"\n".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:"))
+    data = b"\n".join([line[5:] for line in event.split(b"\n") if line.startswith(b"data:")])
     if not data.strip():  # a comment, or just an event's name
         return Begun.NOT_YET
     try:
