@@ -325,6 +325,7 @@ class Signs:
         "_excused_s",
         "_figures",
         "_longest_s",
+        "_progress",
         "_quiet_s",
         "_read_s",
         "_seen_s",
@@ -344,6 +345,7 @@ class Signs:
         self.has_broken = False
         self.on_doubt: Callable[[], None] = _ignore
         self._figures: Figures | None = None  # as of the last reading; None: it showed none
+        self._progress: tuple[float, ...] | None = None  # as of the last reading that showed any
         self._read_s = self._worked_s = self._seen_s = self._excused_s = 0.0
         self._quiet_s: float | None = None  # since when it shows no activity though requests wait
         self._longest_s = 0.0  # that it showed none, and then went on
@@ -374,10 +376,11 @@ class Signs:
             return None
         if last is not None and last != figures:
             self.moved_s = now_s
+        before, self._progress = self._progress, figures.progress
         if figures.num_requests >= max(1, num_sent):
-            if last is None:
+            if before is None:
                 self._worked_s = now_s  # it may have moved since it was asked
-            elif last.progress != figures.progress:
+            elif before != figures.progress:
                 self._worked_s = self._seen_s = now_s
         if self.alive_s > last_read_s:
             self._longest_s = max(self._longest_s, self.quiet_s(now_s))

@@ -428,9 +428,12 @@ MAX_BYTES: Final = 64 * 1024
 """The most bytes of a line without an end; a longer one counts as an event."""
 
 _LINES: Final = re.compile(
-    rb'(?:(?::[^\r\n]*|data:?[ \t]*|event: ?ping|data: ?\{"type": ?"ping"\}|)(?:\r\n|\r|\n))*'
+    rb'(?:(?:(?:id|retry)?:[^\r\n]*|data:?[ \t]*|event: ?ping|data: ?\{"type": ?"ping"\}|)'
+    rb"(?:\r\n|\r|\n))*"
 )
 _FORMS: Final = (
+    b"id:",
+    b"retry:",
     b"data:  ",
     b"event: ping",
     b"event:ping",
@@ -447,7 +450,7 @@ _OUTPUT: Final = (b'data: {"id"', b"event: content", b"event: response")
 class KeepAlives:
     """Tells keep-alives from an engine's output, in a stream that comes in pieces.
 
-    Keep-alives are comments, empty lines and pings. Source: vLLM 0.32
+    Keep-alives are comments, empty lines, pings, and an id or `retry` alone. Source: vLLM 0.32
     entrypoints/serve/utils/sse_keep_alive.py (`--sse-keep-alive-interval`, for chat and
     completions); Anthropic's `ping` events; WHATWG HTML section 9.2 (comments, empty data).
 
@@ -483,4 +486,5 @@ def _may_become_one(line: bytes) -> bool:
     """Return whether a line that has not ended is a keep-alive so far."""
     if b"\n" in line or b"\r" in line:
         return False
-    return line.startswith(b":") or any(form.startswith(line) for form in _FORMS)
+    is_one = line.startswith((b":", b"id:", b"retry:"))
+    return is_one or any(form.startswith(line) for form in _FORMS)

@@ -15,6 +15,8 @@ ONLY = [
     b'event: ping\r\ndata: {"type":"ping"}\r\n\r\n',
     ": wäre\n\n".encode(),
     b": data: no event\n\n",
+    b"id: 1\n\nid:2\r\n\r\n",
+    b"retry: 1000\n\n",
 ]
 EVENTS = [
     b"data: [DONE]\n\n",

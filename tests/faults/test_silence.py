@@ -118,6 +118,8 @@ COMMENTS = [
     b"\n",
     b"data:\n\n",
     b"data: \r\n\r\n",
+    b"id: 1\n\n",
+    b"retry: 1000\n\n",
     b'event: ping\ndata: {"type": "ping"}\n\n',
     ": noch da — bitte warten\n\n".encode(),
 ]

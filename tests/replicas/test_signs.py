@@ -60,6 +60,16 @@ def test_the_first_reading_has_the_benefit_of_the_doubt() -> None:
     assert signs.wait_s(100.0, 10.0, 123.0) is None
 
 
+def test_figures_that_fail_now_and_then_are_no_work() -> None:
+    """Those that stand still do so across a reading that failed."""
+    signs = Signs()
+    for at_s in range(100, 111, 2):
+        signs.read(figures(7), 1, float(at_s))
+        signs.read(None, 1, at_s + 1.0)
+
+    assert signs.wait_s(100.0, 10.0, 112.0) is None
+
+
 def test_other_answers_count_where_there_are_no_figures() -> None:
     signs = Signs()
     signs.said_s = 112.0
