@@ -3,9 +3,8 @@
 parts      what is known, what connects to others                   `Parts`
 discovery  what finds replicas and follows them                     `Discovery`
 cluster    what is shared with other routers                        `Cluster`
-story      the steps of a request                                   `build_story`
 ports      the public port and the admin port                       `build_listeners`
-router     all of it                                                `Router`
+router     the steps of a request, and all of it                    `Router`
 """
 
 from router.assembly.ports import build_listeners

@@ -1,8 +1,8 @@
 """The command line: what an operator types, and tables of what the admin API answers.
 
-A file a subject: serve (the configuration), admin (the admin port), status, watch,
-sessions, page, replicas, tenants. `group` finds the commands of other
-packages, `config_options` has `--set` and the flags of keys, `terminal` and `figures` write.
+A file a subject: serve (the configuration), admin (the admin port), status, watch, sessions,
+replicas. `group` finds the commands of other packages, `config_options` has `--set` and the flags
+of keys, `terminal` writes.
 """
 
 from router.cli.admin import admin_token

@@ -3,15 +3,13 @@
     link             whether Redis is there: connect, try again, log it
     following        each candidate's engine, from the blocks that Redis has
     index_writer     what this router writes to Redis, of the streams whose lease it holds
-    loops            read and publish notes, hold leases: one loop each
-    notes            the kinds of notes, and who receives each
     outbox           our requests, as notes for the others
-    peers            what the others' notes change here
+    peers            the others' notes: their kinds, and what they change here
     shares           orders, pauses, sessions and responses, queues, the shared pool
 
-`Sharing` puts them together; the replicas' watches follow candidates by its `following`.
-No request waits for any of it, and none fails because of it. Errors of Redis are counted and logged
-once, and every router goes on with its own view.
+`Sharing` puts them together, in one loop each. The replicas' watches follow candidates by its
+`following`. No request waits for any of it, and none fails because of it. Errors of Redis are
+counted and logged once, and every router goes on with its own view.
 """
 
 from router.cluster.link import Link

@@ -8,7 +8,7 @@
 
 Each note changes the same fleet, caches and sessions that our own requests change. A note may be
 late, lost or received twice: `LeaseTracker` has the rules. How notes travel is in redis_store
-and loops, our own notes are in outbox.
+and sharing, our own notes are in outbox.
 
 Rules of leases, for a router whose lease numbers grow:
 

@@ -1,8 +1,7 @@
 """What people watch while it happens: the live page and `warmroute tail`.
 
-    feed     finished requests, for its listeners                `Feed`
-    lines    one request as a line
-    history  tokens by cause of the last minutes                 `TrafficHistory`
+    lines    finished requests as lines, for their listeners     `Feed`
+    recent   requests and tokens by cause of the last minutes    `TrafficHistory`
     state    replicas, queue, sessions and the rest as one line  `LiveState`
     degraded what of it does not work as it should, in words     `degraded`
 
