@@ -29,15 +29,18 @@ NAMED = {name for rows in TESTS.values() for names in rows.values() for name in 
 
 
 def rows() -> dict[str, list[list[str]]]:
-    """Return the cells of each row of each section of the page; not the tables' heads."""
+    """Return the cells of each row of each section of the page; not heads, nor tables of a key."""
     found: dict[str, list[list[str]]] = {}
-    section, is_body = "", False
+    section, is_body, head, before = "", False, "", ""
     for line in PAGE.splitlines():
         if line.startswith("#"):
             section = line.lstrip("# ")
-        if line.startswith("|") and is_body:
+        if line.startswith("|") and is_body and "forward." not in head:
             found.setdefault(section, []).append([cell.strip() for cell in line.split("|")[1:-1]])
+        if line.startswith("|---"):
+            head = before
         is_body = line.startswith("|---") or (is_body and line.startswith("|"))
+        before = line
     return found
 
 

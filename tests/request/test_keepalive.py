@@ -16,6 +16,7 @@ EACH_SECOND = {"x-warmroute-keepalive-s": "1"}
 EVENTS = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
 END = b"data: [DONE]\n\n"
 COMMENT = b": no token yet\n\n"
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 REFUSAL = {"error": {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}}
 
 
@@ -48,11 +49,12 @@ async def ask(
     """Have a stream's client wait for comments before the engine answers."""
     async with FakeEngine(slow.answer) as engine, on_stage(engine) as stage:
         body = streamed(chat("hello")) | fields
+        sign = PING if path == "/v1/messages" else COMMENT
         async with stage.asking(body, path, headers=EACH_SECOND) as answer:
             first = b""
-            while first.count(COMMENT) < num_comments:
+            while first.count(sign) < num_comments:
                 first += await answer.content.readany()
-            assert first == num_comments * COMMENT
+            assert first == num_comments * sign
             slow.may.set()
             return answer.status, answer.content_type, await answer.read()
 
@@ -78,7 +80,8 @@ async def test_an_error_of_the_engine_comes_as_an_event(path: str, kind: str | N
     """In the shape of the API: a status can no longer be sent."""
     fields = {"input": "hello", "max_tokens": 9} if path != "/v1/chat/completions" else {}
     _, _, rest = await ask(Slow(400, orjson.dumps(REFUSAL)), path, **fields)
-    [event] = [part for part in rest.replace(COMMENT, b"").split(b"\n\n") if part.strip()]
+    said = rest.replace(COMMENT, b"").replace(PING, b"")
+    [event] = [part for part in said.split(b"\n\n") if part.strip()]
     lines = event.splitlines()
 
     assert lines[:-1] == ([b"event: " + kind.encode()] if kind else [])
