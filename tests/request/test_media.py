@@ -46,10 +46,16 @@ class SeeingEngine(FakeEngine):
             made += [8193, *[token] * 16, 8193] if token == TOKEN_ID else [token]
         return made
 
+    @staticmethod
+    def _has_media(body: Json) -> bool:
+        contents = [message["content"] for message in body.get("messages", ())]
+        parts = [part for each in contents if isinstance(each, list) for part in each]
+        return any(part["type"] != "text" for part in parts)
+
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
         if request.path == "/tokenize":
-            self.num_asked += 1
+            self.num_asked += self._has_media(body)  # not the comparison of ids
             return web.json_response({"tokens": self.ids(body)})
         num_tokens = len(self.ids(body)) + self.adds
         return web.json_response(
