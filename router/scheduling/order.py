@@ -2,8 +2,8 @@
 
 A request that has waited for the maximum goes first. Then the order is: interactive before batch,
 the highest priority, callers that have not used their share, the shortest prompt, by the time to
-read and to compute it. Requests that
-wait for room in a cache go behind the others, in order of arrival: so none of them starves.
+read and to compute it. Requests that wait for room in a cache go by their conversation's ticket. A
+second of compute counts as 100 s of waiting there, up to 300 s, so that none of them starves.
 """
 
 from __future__ import annotations
