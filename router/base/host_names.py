@@ -41,7 +41,7 @@ class _Name:
     def __init__(self, host: str) -> None:
         self.host = host
         self.addresses: list[str] = []
-        self.asking: asyncio.Future[list[str]] | None = None  # None: nobody asks
+        self.asking: asyncio.Future[list[str]] | None = None  # None: no lookup is going on
         self.failure: tuple[int, str] | None = None  # None: the last question was answered
         self.answered_s = self.fresh_s = 0.0
 

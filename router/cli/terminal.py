@@ -160,7 +160,7 @@ _WELL: Final = ("cached", "new", "last_block")
 
 _MAX_NAME: Final = 24  # of a session
 _BAR: Final = 6  # characters
-_SHORT_MS: Final = 100.0  # a wait that nobody asks about
+_SHORT_MS: Final = 100.0  # a wait too short to be shown
 
 
 def again(tokens: Mapping[str, int] | None) -> dict[str, int]:

@@ -8,8 +8,8 @@
 
 Queues. Each router has a queue of its own. Which conversations have room follows from notes on
 requests. The rest is here. A wait at another router is no pause of its conversation. A conversation
-that gives up its room gives it up everywhere. Nobody passes the first that waits for room at any
-router.
+that gives up its room gives it up everywhere. The first request that waits for room at any router
+goes first at all of them.
 
 Pools. One router holds the lease `pool` (`pool@NAME` if the pool has a name) and lists the master's
 keys. All routers learn: from the events of engines, from verification. Each writes what it learned,

@@ -30,7 +30,7 @@ _TODAY: Final = {
     "session.max_sessions": "100,000",
     "tokens.inline_chars": "32,768",
 }
-"""Keys that nobody had a reason to set, and the value that each has now."""
+"""Keys that had no use, and the value that each has now."""
 
 REMOVED: Final[Mapping[str, str]] = {
     "discovery.file": "write the replicas into the configuration file, set "

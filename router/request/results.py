@@ -288,7 +288,7 @@ class Tries(Struct, kw_only=True):
     failed_helper: The replica that failed to compute it, if another one may be asked.
     wait: What the queue did with it; a retry does not wait again.
     waiting: Its place in the queue, from when it begins to wait.
-    on_wait: Called then. None: nobody needs to know.
+    on_wait: Called then. None: no caller needs it.
     """
 
     records: list[Try] = []

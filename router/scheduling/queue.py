@@ -1,7 +1,7 @@
 """The queue: the requests that wait in the router, and when each is sent. A policy decides where.
 
-`rules` decides whether a request may go. `order` has the order. Nobody passes the first request
-that waits for room, here or at another router.
+`rules` decides whether a request may go. `order` has the order. The first request that waits
+for room, here or at another router, goes before the others; one that has just come is tried once.
 
 A request with a deadline is refused on arrival if the work ahead takes too long. Later it is
 refused when the time left is too short to compute it. An idle replica takes any request, because

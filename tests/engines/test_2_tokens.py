@@ -35,7 +35,7 @@ async def test_every_turn_has_the_engines_tokens_and_blocks(
 def test_the_corpus_has_the_engines_tokens(
     router: Router, replicas: tuple[Engine, Engine], api: str
 ) -> None:
-    """Odd requests, drawn anew: wherever the engine computes, the router knew what."""
+    """Odd requests, drawn again each time: wherever the engine computes, the router knew what."""
     draw = chat_bodies if api == "chat/completions" else completion_bodies
     num_compared = 0
     for body in draw(seed=2, count=120):

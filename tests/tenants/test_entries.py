@@ -92,7 +92,7 @@ def test_an_entry_is_for_the_file() -> None:
 
 
 def test_a_key_has_256_random_bits() -> None:
-    """Two are never alike; the digest is written as the file wants it."""
+    """Two are never equal; the digest is written as the file wants it."""
     keys = {new_key() for _ in range(100)}
 
     assert len(keys) == 100

@@ -1,7 +1,7 @@
 """Book each answered request: why its tokens were computed, and what its session cost.
 
-Each computed token has one cause, from what was known when the request was placed. Tokens are told
-apart by position. From the first one that the engine computed:
+Each computed token has one cause, from what was known when the request was placed. Tokens
+differ by position. From the first one that the engine computed:
 
     cached by the engine
     fetch_failed, moved, pool_lost, then what became of the rest    an earlier prompt had these, and

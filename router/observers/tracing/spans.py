@@ -63,7 +63,7 @@ class Trace:
     record: Of the decision, set once it is complete. None: it was never placed, or not yet.
     usage: As the engine reports it. None: it does not.
     is_awaited: Its record is to come.
-    status: None: nobody was there to be answered. ended_s: None: it runs.
+    status: None: the client had left. ended_s: None: it runs.
     """
 
     __slots__ = (

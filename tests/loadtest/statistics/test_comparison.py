@@ -320,7 +320,7 @@ def is_of_95_percent(num_held: int) -> bool:
 
 @pytest.mark.parametrize("num_clusters", [12, 60])
 def test_interval_of_a_ratio_holds_the_truth_as_often_as_promised(num_clusters: int) -> None:
-    """Known truth 0.8, sessions drawn anew each time: within binomial error of 95 %."""
+    """Known truth 0.8, sessions drawn again each time: within binomial error of 95 %."""
     random = np.random.default_rng(11)
     num_held = 0
     for trial in range(NUM_TRIALS):
