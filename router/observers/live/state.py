@@ -21,13 +21,8 @@ from router.tenants import Tenants
 from router.tokens import Prompters
 
 FRESH_S: Final = 0.9
-MAX_SESSIONS: Final = 12
-MAX_RECENT: Final = 24  # turns of a session
 MAX_WAITING: Final = 20
-MAX_FINDINGS: Final = 5
 MAX_TENANTS: Final = 20
-
-_SORT_AGAIN_S: Final = 5.0  # 20,000 sessions take 5 ms
 
 Section = Callable[[], Any]
 

@@ -33,9 +33,9 @@ from router.tenants import Tenants
 _MAX_LIMIT: Final = 20_000
 _SLICE: Final = 100
 _FORMATS: Final = ("json", "csv")
-_ORDERS: Final[dict[str, Callable[[Session], float]]] = {
+_ORDERS: Final[dict[str, Callable[[Session], Any]]] = {
     "recent": lambda session: session.last,
-    "cost": lambda session: session.totals.gpu_s,
+    "cost": lambda session: session.totals.spent,
     "computed": lambda session: session.totals.num_tokens - session.totals.num_gpu,
     "turns": lambda session: session.totals.num_turns,
 }

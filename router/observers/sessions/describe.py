@@ -58,13 +58,13 @@ def session_fields(session: Session) -> dict[str, Any]:
 
 
 def sum_rows(ledger: SessionLedger, group: str) -> list[dict[str, Any]]:
-    """Describe all turns of each tenant or model since the start, the most GPU seconds first."""
+    """Describe all turns of each tenant or model since the start, the most expensive first."""
     found: dict[str | None, Totals] = {}
     for key, totals in ledger.sums.items():
         name = key.tenant if group == "tenant" else key.model
         found.setdefault(name, Totals()).include(totals)
-    rows = [{"name": name, **_sums(totals)} for name, totals in found.items()]
-    return sorted(rows, key=lambda row: -row["gpu_s"])
+    ordered = sorted(found.items(), key=lambda each: each[1].spent, reverse=True)
+    return [{"name": name, **_sums(totals)} for name, totals in ordered]
 
 
 def costs(ledger: SessionLedger) -> dict[str, Any]:
@@ -139,16 +139,16 @@ class SessionRows:
         self._sorted_s = 0.0
 
     def describe(self) -> dict[str, Any]:
-        """Describe the sessions with the most engine-seconds."""
+        """Describe the sessions that cost most, in this order."""
         now_s = time.monotonic()
         if len(self._keys) < MAX_SESSIONS or now_s - self._sorted_s >= _SORT_AGAIN_S:
-            top = nlargest(MAX_SESSIONS, self._ledger, key=lambda each: each.totals.gpu_s)
+            top = nlargest(MAX_SESSIONS, self._ledger, key=_spent)
             self._keys, self._sorted_s = [each.key for each in top], now_s
-        found = [self._ledger.get(key) for key in self._keys]
+        found = filter(None, map(self._ledger.get, self._keys))
         return {
             "total": len(self._ledger),
             "forgotten": self._ledger.num_forgotten,
-            "shown": [_session_row(each) for each in found if each is not None],
+            "shown": [_session_row(each) for each in sorted(found, key=_spent, reverse=True)],
             "titles": self._titles(),
         }
 
@@ -171,6 +171,10 @@ class SessionRows:
             }
             for each in islice(self._findings, MAX_FINDINGS)
         ]
+
+
+def _spent(session: Session) -> tuple[float, float]:
+    return session.totals.spent
 
 
 def _session_row(session: Session) -> dict[str, Any]:

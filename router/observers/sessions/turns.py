@@ -215,6 +215,11 @@ class Totals(Struct):
         """The time that the turns took of replicas."""
         return self.engine_s + self.decode_s
 
+    @property
+    def spent(self) -> tuple[float, float]:
+        """What sessions are sorted by: the cost, where there are prices, then the GPU seconds."""
+        return self.cost or 0.0, self.gpu_s
+
     def add(self, turn: Turn) -> None:
         """Count a turn."""
         self.num_turns += 1

@@ -44,7 +44,7 @@ def _ledger() -> SessionLedger:
     return ledger
 
 
-def _book(ledger: SessionLedger, number: int, request_id: str) -> None:
+def _book(ledger: SessionLedger, number: int, request_id: str, cost: float | None = None) -> None:
     thread = Thread(
         space=0,
         contract=None,
@@ -65,6 +65,7 @@ def _book(ledger: SessionLedger, number: int, request_id: str) -> None:
         num_tokens=10,
         num_gpu=4,
         engine_ms=float(number),
+        cost=cost,
     )
     ledger.add(number, turn)
 
@@ -102,6 +103,21 @@ def test_of_ten_thousand_sessions_those_that_cost_most_are_shown(ledger: Session
     assert rows["total"] == 10_000
     assert [row["session"] for row in rows["shown"]] == costliest
     assert rows["shown"][0]["recent"] == [["r7", 4, 0, 0, {"new": 6}]]
+
+
+def test_sessions_are_sorted_by_what_the_card_shows() -> None:
+    """By cost where replicas have prices; the order is never older than the figures."""
+    ledger = SessionLedger()
+    for number in range(1, 21):
+        _book(ledger, number, f"q{number}")
+    sessions = SessionRows(ledger, Findings(), SessionNames())
+    sessions.describe()
+    _book(ledger, 15, "again", cost=2.0)
+    _book(ledger, 19, "again", cost=1.0)
+    rows = sessions.describe()
+
+    first = [row["session"] for row in rows["shown"][:3]]
+    assert first == [engine_name(number) for number in (15, 19, 20)]
 
 
 def test_a_river_has_the_last_turns(ledger: SessionLedger) -> None:
