@@ -107,7 +107,7 @@ def estimate(
     try:
         workload = read_workload(file, skip_bad=skip_bad)
     except WorkloadError as exc:
-        raise click.ClickException(str(exc)) from exc
+        raise click.UsageError(str(exc)) from exc
     longest = max(turn.num_input_tokens + turn.num_output_tokens for turn in workload.turns)
     if longest > cache_tokens:
         raise click.UsageError(

@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 from router.cli.terminal import Formatter
 
 COMMANDS = "warmroute.commands"
+_INTERRUPTED: Final = 130  # as shells count: 128 and the number of SIGINT
 
 # The first sentence of each command's help, so that `--help` imports none: that takes a second.
 SUMMARIES: Final = {
@@ -73,6 +74,12 @@ class _LazyGroup(click.Group):
         if os.environ.get("NO_COLOR"):
             extra.setdefault("color", False)
         return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, click.Abort):
+            ctx.exit(_INTERRUPTED)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(

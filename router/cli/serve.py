@@ -110,8 +110,6 @@ def check(
         report = asyncio.run(checking.check(config, redis_password=password, wait_s=wait_s))
     except ConfigError as error:
         refuse(error)
-    except KeyboardInterrupt:
-        sys.exit(130)
     if as_json:
         click.echo(json.dumps(report.as_json(), indent=2, ensure_ascii=False))
     else:

@@ -115,5 +115,5 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
 
     result = CliRunner().invoke(estimate, [str(path)])
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "num_prompt_tokens (decision records)" in result.output
