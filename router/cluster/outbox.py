@@ -139,10 +139,10 @@ class Outbox:
         self._open[lease.number] = _Own(began=note, begun_s=lease.begun_s)
         self._last = lease.number
         self._put(note, len(note.claimed) + len(note.held), is_urgent=True)
-        if session_hash is not None and (
-            has_named_session or self._conversations.goes_on(session_hash)
-        ):
-            self._turned.put(session_hash, None)
+        if session_hash is not None:
+            entry = self._conversations.last(session_hash)
+            if has_named_session or (entry is not None and entry.goes_on):
+                self._turned.put(session_hash, None)
 
     def answered(self, lease: Lease, now_s: float) -> None:
         """Publish that the first token of one of our requests came now."""

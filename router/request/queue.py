@@ -252,7 +252,7 @@ class WaitingRoom:
         return (
             self._queue.judge(asked, computing, now_s),
             self._queue.outlook(asked, computing, now_s),
-            self._queue.tbt_ms(asked, computing, now_s),
+            self._queue.rules.tbt_ms(asked, computing, now_s),
         )
 
     def _waiting(self, prompt: Prompt, tries: Tries, now_s: float) -> Waiting:
@@ -267,7 +267,7 @@ class WaitingRoom:
             is_batch=prompt.service_class == BATCH,
             caller=prompt.read.inbound.caller,
             deadline_s=_deadline_s(prompt),
-            rules=self._rules_of(prompt),
+            fill=None if prompt.variant is None else prompt.variant.fill,
         )
 
     def _at_once(self, waiting: Waiting, now_s: float) -> Placement | None:
@@ -282,7 +282,7 @@ class WaitingRoom:
             return None
         seat: _Seat = waiting.item
         self._queue.arrive(waiting, now_s)
-        plan = self._place.plan(seat.prompt, seat.tries, NOTHING, self._queue.where(waiting))
+        plan = self._place.plan(seat.prompt, seat.tries, NOTHING, self._queue.rules.where(waiting))
         waiting.answers_at = plan.candidate.id
         computing = plan.helper or plan
         verdict = self._queue.judge(waiting, computing, now_s)
@@ -307,18 +307,12 @@ class WaitingRoom:
             released=why,
         )
         if self._rules.tbt_ms is not None:
-            tbt_ms = self._queue.tbt_ms(waiting, plan.helper or plan, now_s)
+            tbt_ms = self._queue.rules.tbt_ms(waiting, plan.helper or plan, now_s)
             tries.wait = replace(tries.wait, expected_tbt_ms=tbt_ms)
         placement = self._place.commit(seat.prompt, tries, plan)
         self._pace.add(now_s)
         self._metrics.released.labels(why).inc()
         return placement
-
-    def _rules_of(self, prompt: Prompt) -> QueueRules | None:
-        """Return the rules of a request's variant. None: the configuration's."""
-        if prompt.variant is None or prompt.variant.fill is None:
-            return None
-        return replace(self._rules, fill=prompt.variant.fill)
 
     # Releases
 
@@ -368,7 +362,7 @@ class WaitingRoom:
 
     def _expect(self, waiting: Waiting, now_s: float) -> None:
         """Refuse a request that has just come if its limits cannot be kept."""
-        plan = self._choose(waiting, NOTHING, self._queue.where(waiting))
+        plan = self._choose(waiting, NOTHING, self._queue.rules.where(waiting))
         if plan is None:
             self._queue.remove(waiting, monotonic())  # it has failed
             return

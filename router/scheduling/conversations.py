@@ -109,24 +109,9 @@ class Conversations:
         max_sessions: How many conversations are remembered that have no room; the oldest goes
             first.
         ttl_s: For how long they are remembered.
-    """
 
-    __slots__ = (
-        "_arrivals",
-        "_live",
-        "_needs",
-        "_past",
-        "_pause_s",
-        "_recent",
-        "_rooms",
-        "_share",
-        "_tickets",
-        "_ttl_s",
-        "_turn_s",
-        "_until",
-        "_working_sets",
-        "max_sessions",
-    )
+    `pause_s` and `turn_s`: How long a usual pause takes, and a turn at an engine.
+    """
 
     def __init__(self, *, max_sessions: int = 100_000, ttl_s: float = 3600.0) -> None:
         if max_sessions < 1 or not ttl_s > 0.0:
@@ -138,8 +123,8 @@ class Conversations:
         self._tickets: Bounded[int, float] = Bounded(max_sessions)  # of those that had no turn
         self._rooms: dict[CandidateId, Room] = {}
         self._until: list[tuple[float, int]] = []  # heap: when a silent one may lose its room
-        self._pause_s = _FIRST_PAUSE_S
-        self._turn_s = _FIRST_TURN_S
+        self.pause_s = _FIRST_PAUSE_S
+        self.turn_s = _FIRST_TURN_S
         self._share = _FIRST_SHARE  # of conversations that go on
         self._recent: OrderedDict[int, float] = OrderedDict()  # live without room: silent since
         self._needs: dict[int, _Need] = {}  # of all live ones
@@ -175,12 +160,11 @@ class Conversations:
 
     def left(self, session: int, now_s: float) -> None:
         """Record that a client left the queue: its turn will not be sent."""
-        entry = self._live.get(session)
-        if entry is not None and not entry.num_running:
-            self._pause(session, entry, now_s)
         entry = self.last(session)
         if entry is not None:
             entry.is_open = False
+            if entry.has_room and not entry.num_running:
+                self._pause(session, entry, now_s)
 
     def begin(
         self,
@@ -239,13 +223,13 @@ class Conversations:
         if entry is None or not entry.num_running:
             return
         if is_answered:
-            self._turn_s += (1.0 - _DECAY) * (now_s - entry.begun_s - self._turn_s)
+            self.turn_s += (1.0 - _DECAY) * (now_s - entry.begun_s - self.turn_s)
         entry.num_running -= 1
         entry.last_s = now_s
         if entry.num_running:
             self._take(session)
-            entry.num_own_tokens -= max(0, num_tokens - entry.num_shared_tokens)
-            entry.num_own_tokens = max(0, entry.num_own_tokens)
+            num_over_tokens = max(0, num_tokens - entry.num_shared_tokens)
+            entry.num_own_tokens = max(0, entry.num_own_tokens - num_over_tokens)
             entry.num_kept_tokens = min(entry.num_own_tokens, entry.num_kept_tokens)
             self._put(session, entry)
         else:
@@ -296,7 +280,7 @@ class Conversations:
                 self.leave(session)
         while self._recent:
             session, since_s = next(iter(self._recent.items()))
-            if now_s - since_s <= PATIENCE * self._pause_s:
+            if now_s - since_s <= PATIENCE * self.pause_s:
                 break
             self._forget(session)
             entry = self._past.get(session)
@@ -328,16 +312,6 @@ class Conversations:
     def last(self, session: int) -> Conversation | None:
         """Find a conversation, whenever its last turn was."""
         return self._live.get(session) or self._past.get(session)
-
-    @property
-    def cycle_s(self) -> float:
-        """How long a turn at an engine and the pause after it take together."""
-        return max(1e-3, self._turn_s + self._pause_s)
-
-    @property
-    def turn_s(self) -> float:
-        """How long a turn at an engine takes."""
-        return self._turn_s
 
     def arrivals_per_s(self, now_s: float) -> float:
         """Return how many turns a second came recently, for all candidates."""
@@ -371,11 +345,6 @@ class Conversations:
         """Return the candidates where any conversation has room."""
         return self._rooms
 
-    def goes_on(self, session: int) -> bool:
-        """Return whether a conversation has had a second turn."""
-        entry = self.last(session)
-        return entry is not None and entry.goes_on
-
     def home(self, session: int) -> CandidateId | None:
         """Return the candidate where a conversation has room; None: it has none."""
         entry = self._live.get(session)
@@ -400,7 +369,7 @@ class Conversations:
     def _learn_return(self, session: int, entry: Conversation, now_s: float) -> None:
         """Learn from a pause that is over."""
         pause_s = min(now_s - entry.last_s, _MOST_PAUSE_S)
-        self._pause_s += (1.0 - _DECAY) * (pause_s - self._pause_s)
+        self.pause_s += (1.0 - _DECAY) * (pause_s - self.pause_s)
         if not entry.goes_on and (entry.has_room or session in self._recent):
             self._share += (1.0 - _DECAY) * (1.0 - self._share)
         entry.goes_on = True
@@ -421,7 +390,7 @@ class Conversations:
         returns = 1.0 if entry.goes_on else self._share
         num_there = self.at(entry.candidate).num_sessions + (not entry.has_room)
         hold_s = returns * num_there * entry.cost_s
-        return 0.0 if hold_s < self._pause_s else min(hold_s, PATIENCE * self._pause_s)
+        return 0.0 if hold_s < self.pause_s else min(hold_s, PATIENCE * self.pause_s)
 
     def _remember(self, session: int, entry: Conversation, since_s: float) -> None:
         """Count a conversation without room until it has been silent for long."""
@@ -456,8 +425,8 @@ class Conversations:
         entry.until_s = until_s
         heappush(self._until, (until_s, session))
 
-    def _take(self, session: int) -> Conversation | None:
-        """Take a conversation's room; None: it had none."""
+    def _take(self, session: int) -> None:
+        """Take a conversation's room, if it has any."""
         entry = self._live.pop(session, None)
         if entry is not None:
             room = self._rooms[entry.candidate]
@@ -467,16 +436,13 @@ class Conversations:
             if not room.sessions:
                 del self._rooms[entry.candidate]
             entry.has_room = False
-        return entry
 
     def _put(self, session: int, entry: Conversation) -> None:
         """Give a conversation room where it is."""
         self._past.pop(session, None)
         self._count(session, entry)
         self._live[session] = entry
-        room = self._rooms.get(entry.candidate)
-        if room is None:
-            room = self._rooms[entry.candidate] = Room()
+        room = self._rooms.setdefault(entry.candidate, Room())
         room.sessions[session] = entry
         room.num_tokens += entry.num_kept_tokens
         room.num_batch_tokens += entry.num_kept_tokens * entry.is_batch

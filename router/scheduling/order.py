@@ -9,14 +9,13 @@ second of compute counts as 100 s of waiting there, up to 300 s, so that none of
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Final, NamedTuple
 
 from policies.view import CandidateId
-from router.base.caller import Caller
 from router.scheduling.shares import Shares
 from router.scheduling.waiting import LATE, LinePosition, QueueRules, Waiting
 
@@ -40,19 +39,16 @@ class LineKey(NamedTuple):
 class Order:
     """The requests in the queue, in one sorted line for each `LineKey`."""
 
-    __slots__ = ("_callers", "_in_time", "_keys", "_lines", "_num_changes", "_num_there",
-                 "_requests", "_rules", "_shares", "_work_ms")  # fmt: skip
-
     def __init__(self, rules: QueueRules) -> None:
         self._rules = rules
         self._requests: dict[int, Waiting] = {}  # by number
         self._keys: dict[int, LineKey] = {}  # line of each request
         self._lines: dict[LineKey, list[LinePosition]] = {}  # none is empty
         self._in_time = {is_batch: OrderedDict[int, Waiting]() for is_batch in (False, True)}
-        self._work_ms: dict[CandidateId | None, float] = {}  # of all requests for a candidate
-        self._num_there: Counter[tuple[CandidateId | None, bool]] = Counter()  # by batch or not
-        self._shares: dict[int, Shares] = {}  # by priority: callers of one priority take turns
-        self._callers: dict[int, Counter[str | None]] = {}  # by priority: requests of each name
+        self._work_ms: dict[LineKey, float] = {}  # of all requests in a line
+        # By priority: callers of one priority take turns, and how many requests each name has.
+        self._shares = defaultdict[int, Shares](lambda: Shares(QUANTUM_MS))
+        self._callers = defaultdict[int, Counter[str | None]](Counter)
         self._num_changes = 0  # of the shares: the order of the lines has changed
 
     def __len__(self) -> int:
@@ -62,17 +58,9 @@ class Order:
         """Yield the requests in order of arrival."""
         return iter(self._requests.values())
 
-    def __contains__(self, waiting: Waiting) -> bool:
-        return waiting.place.number in self._requests
-
     def get(self, number: int) -> Waiting | None:
         """Return a request by its number."""
         return self._requests.get(number)
-
-    def num_there(self, candidate: CandidateId | None, *, for_batch: bool) -> int:
-        """Count the requests for a candidate; without batch requests unless `for_batch`."""
-        num_batch = self._num_there[candidate, True] if for_batch else 0
-        return self._num_there[candidate, False] + num_batch
 
     @property
     def num_for_room(self) -> int:
@@ -94,24 +82,19 @@ class Order:
         heads = [line[0] for key, line in self._lines.items() if key.needs_room]
         return min(heads, default=None)
 
-    def work_ms(self, candidate: CandidateId | None) -> float:
-        """Sum the compute of the requests for a candidate."""
-        return self._work_ms.get(candidate, 0.0)
+    def work_ms(self, candidate: CandidateId) -> float:
+        """Sum the compute of the requests for a candidate; 0.0: there are none."""
+        return self._work_ms.get(LineKey(candidate), 0.0)
 
-    def end_of(self, candidate: CandidateId | None) -> Waiting | None:
+    def end_of(self, candidate: CandidateId) -> Waiting | None:
         """Return the last request for a candidate."""
         line = self._lines.get(LineKey(candidate))
         return self._requests[line[-1].number] if line else None
 
     @property
     def num_batch(self) -> int:
-        """Count the requests of class batch."""
-        return sum(num for (_, is_batch), num in self._num_there.items() if is_batch)
-
-    def is_spent(self, caller: Caller) -> bool:
-        """Return whether a caller has used its share."""
-        shares = self._shares.get(caller.priority)
-        return shares is not None and shares.is_spent(caller.name)
+        """Count the requests of class batch; O(n)."""
+        return sum([waiting.is_batch for waiting in self])
 
     def last(self) -> Waiting | None:
         """Return the request to refuse first: of the lowest class and priority, and the last."""
@@ -120,10 +103,9 @@ class Order:
 
     def add(self, waiting: Waiting, number: int, candidate: CandidateId | None) -> None:
         """Add a request for a candidate; None: it has no room."""
-        caller = waiting.caller
-        waiting.place = LinePosition(True, waiting.level, self.is_spent(caller), 0.0, number)
+        waiting.place = LinePosition(True, 0, False, 0.0, number)
         self._requests[number] = waiting
-        self._callers.setdefault(caller.priority, Counter())[caller.name] += 1
+        self._callers[waiting.caller.priority][waiting.caller.name] += 1
         self._in_time[waiting.is_batch][number] = waiting
         self._join(waiting, _key_of(waiting, candidate))
 
@@ -132,10 +114,7 @@ class Order:
         self._leave(waiting)
         del self._requests[waiting.place.number]
         self._in_time[waiting.is_batch].pop(waiting.place.number, None)
-        names, name = self._callers[waiting.caller.priority], waiting.caller.name
-        names[name] -= 1
-        if not names[name]:
-            del names[name]
+        self._callers[waiting.caller.priority][waiting.caller.name] -= 1
 
     def put(self, waiting: Waiting, candidate: CandidateId | None, compute_ms: float) -> None:
         """Move a request to the line of the candidate that was chosen; None: it has no room."""
@@ -157,8 +136,7 @@ class Order:
     def charge(self, waiting: Waiting, compute_ms: float) -> None:
         """Charge a sent request to its caller's share; O(n) when a caller's state changes."""
         caller = waiting.caller
-        shares = self._shares.setdefault(caller.priority, Shares(QUANTUM_MS))
-        names = self._callers.get(caller.priority, Counter())
+        shares, names = self._shares[caller.priority], +self._callers[caller.priority]
         if not shares.charge(caller.name, caller.weight, compute_ms, names):
             return
         self._num_changes += 1
@@ -197,12 +175,9 @@ class Order:
 
     def ahead_ms(self, candidate: CandidateId, place: LinePosition) -> float:
         """Sum the work that goes to a candidate before a place does; O(n)."""
-        return sum(
-            self._requests[each.number].compute_ms
-            for key, line in self._lines.items()
-            if key.candidate == candidate
-            for each in line[: bisect_left(line, place)]
-        )
+        line = self._lines.get(LineKey(candidate), [])
+        before = line[: bisect_left(line, place)]
+        return sum([self._requests[each.number].compute_ms for each in before])
 
     def _replace(self, waiting: Waiting, place: LinePosition) -> None:
         """Move a request to another place in its line."""
@@ -218,7 +193,8 @@ class Order:
         else:
             most_s = inf if waiting.is_first else MAX_ROOM_SLACK_S
             key_s = waiting.ticket_s + min(ROOM_SLACK * compute_s, most_s)
-        return LinePosition(True, waiting.level, self.is_spent(waiting.caller), key_s, number)
+        is_spent = self._shares[waiting.caller.priority].is_spent(waiting.caller.name)
+        return LinePosition(True, waiting.level, is_spent, key_s, number)
 
     def _join(self, waiting: Waiting, key: LineKey) -> None:
         place = waiting.place
@@ -226,19 +202,15 @@ class Order:
             place = waiting.place = self.position(waiting, place.number)
         self._keys[place.number] = key
         insort(self._lines.setdefault(key, []), place)
-        self._num_there[key.candidate, waiting.is_batch] += 1
-        self._work_ms[key.candidate] = self.work_ms(key.candidate) + waiting.compute_ms
+        self._work_ms[key] = self._work_ms.get(key, 0.0) + waiting.compute_ms
 
     def _leave(self, waiting: Waiting) -> LineKey:
         key = self._keys.pop(waiting.place.number)
         line = self._lines[key]
         del line[bisect_left(line, waiting.place)]
+        self._work_ms[key] -= waiting.compute_ms
         if not line:
-            del self._lines[key]
-        self._num_there[key.candidate, waiting.is_batch] -= 1
-        self._work_ms[key.candidate] -= waiting.compute_ms
-        if not self.num_there(key.candidate, for_batch=True):
-            del self._work_ms[key.candidate]  # floats drift
+            del self._lines[key], self._work_ms[key]  # floats drift
         return key
 
 

@@ -23,7 +23,7 @@ from policies.view import CandidateId
 from router.scheduling.conversations import Conversations
 from router.scheduling.elsewhere import ALONE, Elsewhere
 from router.scheduling.order import LineKey, Order
-from router.scheduling.rules import C, Rules, Verdict, compute_ms, cost_of
+from router.scheduling.rules import C, Rules, Verdict, compute_ms
 from router.scheduling.waiting import (
     NOTHING,
     Candidates,
@@ -67,16 +67,6 @@ class Queue(Generic[C]):
         elsewhere: The queues of other routers.
     """
 
-    __slots__ = (
-        "_conversations",
-        "_elsewhere",
-        "_latest_start",
-        "_num_added",
-        "_num_seen",
-        "_order",
-        "_rules",
-    )
-
     def __init__(
         self,
         rules: QueueRules,
@@ -85,7 +75,7 @@ class Queue(Generic[C]):
         has_blocks: Callable[[Waiting, C], bool],
         elsewhere: Elsewhere = ALONE,
     ) -> None:
-        self._rules = Rules(rules, conversations, candidates, has_blocks)
+        self.rules = Rules(rules, conversations, candidates, has_blocks)
         self._conversations = conversations
         self._elsewhere = elsewhere
         self._order = Order(rules)
@@ -108,7 +98,7 @@ class Queue(Generic[C]):
     def add(self, waiting: Waiting) -> None:
         """Add a request that has just come; call `expect` too if it has a deadline."""
         self._num_added += 1
-        self._note_turn(waiting, waiting.since_s)
+        self.arrive(waiting, waiting.since_s)
         home = self._home(waiting)
         waiting.has_room = home is not None
         self._order.add(waiting, self._num_added, home)
@@ -117,7 +107,7 @@ class Queue(Generic[C]):
 
     def remove(self, waiting: Waiting, now_s: float) -> None:
         """Remove a request if it is in the queue: its client has left."""
-        if waiting in self._order:
+        if self._order.get(waiting.place.number) is not None:
             self._order.remove(waiting)
             self.left(waiting, now_s)
 
@@ -176,7 +166,7 @@ class Queue(Generic[C]):
                 waiting.held_by = "room"
                 num_tries[line] = _NUM_TRIES
                 continue
-            choice = choose(waiting, NOTHING, self._rules.where(waiting))
+            choice = choose(waiting, NOTHING, self.rules.where(waiting))
             if choice is None:
                 self.remove(waiting, now_s)
                 if not has_time():
@@ -200,7 +190,7 @@ class Queue(Generic[C]):
                 if not has_time():
                     return False
                 num_tries.clear()
-            elif verdict.why == "tbt" and self._rules.is_late(waiting, now_s):
+            elif verdict.why == "tbt" and self.rules.is_late(waiting, now_s):
                 self.remove(waiting, now_s)
                 refuse(waiting, "tbt", 0.0)
             elif verdict.why == "window" and there not in full:
@@ -235,12 +225,12 @@ class Queue(Generic[C]):
                 in_front_ms[candidate] -= waiting.compute_ms
                 if in_front_ms[candidate] <= 0.0:
                     break
-                choice = choose(waiting, in_front_ms, self._rules.where(waiting))
+                choice = choose(waiting, in_front_ms, self.rules.where(waiting))
                 if choice is None:
                     self.remove(waiting, now_s)
                     continue
                 verdict, there = self.judge(waiting, choice, now_s), choice.view.id
-                is_free = there not in full and not self._order.num_there(there, for_batch=True)
+                is_free = there not in full and self._order.end_of(there) is None
                 if not is_free or verdict.why != "room" or not verdict.goes:
                     num_in_vain += 1
                     break
@@ -256,35 +246,23 @@ class Queue(Generic[C]):
         """Remove a request from the queue and send it."""
         self._order.remove(waiting)
         if send(waiting, choice, verdict.why):
-            self._order.charge(waiting, compute_ms(choice, waiting.num_tokens))
-
-    def arrive(self, waiting: Waiting, now_s: float) -> None:
-        """Record a turn that has just come, while the queue is empty: it may not have to wait."""
-        self._note_turn(waiting, now_s)
+            self.sent(waiting, choice)
 
     def sent(self, waiting: Waiting, choice: C) -> None:
-        """Charge a request to its caller's share that was sent without waiting."""
+        """Charge a request that was sent to its caller's share."""
         self._order.charge(waiting, compute_ms(choice, waiting.num_tokens))
 
     def judge(self, waiting: Waiting, choice: C, now_s: float) -> Verdict:
         """Return whether a request may go to a candidate now; it need not be in the queue."""
         num_others = self._order.num_for_room - self._order.is_for_room(waiting)
         num_others += self._elsewhere.num_waiting(now_s)
-        return self._rules.judge(waiting, choice, now_s, num_others)
-
-    def tbt_ms(self, waiting: Waiting, choice: C, now_s: float) -> float | None:
-        """Predict the inter-token latency of a request; see `Rules.tbt_ms`."""
-        return self._rules.tbt_ms(waiting, choice, now_s)
-
-    def where(self, waiting: Waiting) -> Where:
-        """Return where a request may go; see `Rules.where`."""
-        return self._rules.where(waiting)
+        return self.rules.judge(waiting, choice, now_s, num_others)
 
     def _is_behind(self, waiting: Waiting, now_s: float) -> bool:
         """Return whether another router has a request for room that comes first."""
         first_s = self._elsewhere.first_s(now_s)
         is_first = first_s is None or waiting.place.key_s <= first_s
-        return not is_first and not self._rules.is_late(waiting, now_s)
+        return not is_first and not self.rules.is_late(waiting, now_s)
 
     # Deadlines
 
@@ -344,8 +322,8 @@ class Queue(Generic[C]):
         waiting.has_room = self._home(waiting) is not None
         self._order.put(waiting, None if waits_for_room else choice.view.id, own_ms)
 
-    def _note_turn(self, waiting: Waiting, now_s: float) -> None:
-        """Record that a conversation goes on: its pause is over."""
+    def arrive(self, waiting: Waiting, now_s: float) -> None:
+        """Record that a turn has come, which may not have to wait: its pause is over."""
         waiting.ticket_s = now_s
         if waiting.session is not None:
             waiting.is_first = self._conversations.last(waiting.session) is None
@@ -358,4 +336,4 @@ class Queue(Generic[C]):
 
 def _ttft_ms(choice: Choice) -> float:
     """Return the predicted time to a first token at the chosen candidate."""
-    return cost_of(choice).ttft_ms
+    return next(cost.ttft_ms for cost in choice.costs() if cost.id == choice.view.id)

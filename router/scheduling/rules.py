@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from policies.view import CandidateCost, CandidateId
+from policies.view import CandidateId
 from router.scheduling.conversations import Conversations
 from router.scheduling.waiting import ANYWHERE, LATE, Candidates, Choice, QueueRules, Waiting, Where
 
@@ -63,8 +63,6 @@ class Rules(Generic[C]):
         has_blocks: Whether a replica has free blocks for a request beside the requests it has.
     """
 
-    __slots__ = ("_candidates", "_conversations", "_has_blocks", "limits")
-
     def __init__(
         self,
         rules: QueueRules,
@@ -82,18 +80,11 @@ class Rules(Generic[C]):
         session, found = waiting.session, self._conversations
         if session is None:
             return ANYWHERE
-        home = found.bound_to(session)
-        if home is not None:
-            return Where(home)
-        home = found.home(session)
-        num_own = found.num_own_tokens(session, waiting.num_tokens, 0)
-        fill = self._fill(waiting)
-        full = [
-            each
-            for each in found.rooms()
-            if each != home and not self._fits(waiting, each, num_own, fill)
-        ]
-        return Where(full=frozenset(full)) if full else ANYWHERE
+        if (only := found.bound_to(session)) is not None:
+            return Where(only)
+        num_own, home = found.num_own_tokens(session, waiting.num_tokens, 0), found.home(session)
+        others = [each for each in found.rooms() if each != home]
+        return Where(full=frozenset(e for e in others if not self._fits(waiting, e, num_own)))
 
     def judge(self, waiting: Waiting, choice: C, now_s: float, num_others: int = 0) -> Verdict:
         """Return whether a request may go to a candidate now; see the cases of the module.
@@ -136,19 +127,18 @@ class Rules(Generic[C]):
         num_own = found.num_own_tokens(session, waiting.num_tokens, choice.view.num_gpu_tokens)
         if found.home(session) == there:
             return None if self._gives_way(session, there, num_own) else "room"
-        if self._fits(waiting, there, num_own, self._fill(waiting)):
+        if self._fits(waiting, there, num_own):
             return "room"
         if self.is_late(waiting, now_s):
             return "waited_out"
         if choice.view.queue_ms >= IDLE_SOON_MS or not self._fits(waiting, there, num_own, 1.0):
             return None
-        delay_s = 1e-3 * compute_ms(choice, waiting.num_tokens) * found.at(there).num_sessions
+        delay_s = 1e-3 * compute_ms(choice, waiting.num_tokens) * len(found.at(there).sessions)
         return "idle" if not num_others or delay_s <= found.turn_s else None
 
-    def _fill(self, waiting: Waiting) -> float:
-        return (waiting.rules or self.limits).fill
-
-    def _fits(self, waiting: Waiting, there: CandidateId, num_own: int, fill: float) -> bool:
+    def _fits(
+        self, waiting: Waiting, there: CandidateId, num_own: int, fill: float | None = None
+    ) -> bool:
         """Return whether a candidate has room for a conversation that has none.
 
         All but `1 - fill` of its cache, with what is behind that. A batch conversation takes no
@@ -159,6 +149,7 @@ class Rules(Generic[C]):
         if most is None or not num_used:
             return True
         in_cache = self._candidates.capacity_tokens(there) or most
+        fill = fill or waiting.fill or self.limits.fill
         return num_used + num_own <= most - (1.0 - fill) * in_cache
 
     def _gives_way(self, session: int, there: CandidateId, num_own: int) -> bool:
@@ -184,9 +175,9 @@ class Rules(Generic[C]):
         view, rules = choice.view, self.limits
         if view.num_waiting <= rules.window:
             return False
-        if view.queue_ms < rules.ready_ms:
-            if PACE_SHARE * self._candidates.queue_at_pace_ms(view.id) < rules.ready_ms:
-                return False
+        at_pace_ms = PACE_SHARE * self._candidates.queue_at_pace_ms(view.id)
+        if max(view.queue_ms, at_pace_ms) < rules.ready_ms:
+            return False
         return self._candidates.num_ready(view.id, now_s) > rules.window
 
     def _can_begin(self, waiting: Waiting, choice: C, now_s: float) -> bool:
@@ -199,11 +190,6 @@ class Rules(Generic[C]):
         if view.queue_ms < IDLE_SOON_MS or reads_pool or self._candidates.reads_back(view.id):
             return True
         return self.is_late(waiting, now_s) or self._has_blocks(waiting, choice)
-
-
-def cost_of(choice: Choice) -> CandidateCost:
-    """Return what the chosen candidate costs."""
-    return next(cost for cost in choice.costs() if cost.id == choice.view.id)
 
 
 def compute_ms(choice: Choice, num_tokens: int) -> float:

@@ -131,7 +131,7 @@ class Waiting(Struct):
     is_batch: bool = False
     caller: Caller = ANYBODY
     deadline_s: float | None = None  # time by which its first token must come; None: any
-    rules: QueueRules | None = None  # of its own; the order has none
+    fill: float | None = None  # of its own, in place of `QueueRules.fill`
     answers_at: CandidateId | None = None  # as last chosen, if another replica computes the prompt
     group: str | None = None  # requests that can go to the same replicas: their model
     parent: int | None = None  # the conversation that started this one

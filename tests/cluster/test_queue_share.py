@@ -31,7 +31,7 @@ def test_a_wait_at_another_router_is_no_pause() -> None:
     for node, there in ((a, R1), (b, R2)):
         node.conversations.begin(7, there, 200, 100, 22.5)
 
-    assert b.conversations.cycle_s == a.conversations.cycle_s < Conversations().cycle_s
+    assert b.conversations.pause_s == a.conversations.pause_s < Conversations().pause_s
 
 
 def test_a_conversation_that_gives_up_its_room_gives_it_up_everywhere() -> None:

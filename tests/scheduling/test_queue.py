@@ -380,7 +380,7 @@ def test_a_cpu_tier_is_room_with_the_same_reserve() -> None:
 def test_a_variant_of_an_experiment_may_fill_more_of_a_cache() -> None:
     stage = Stage(fill=0.9)
     stage.lives(1, A, 8_000)
-    stage.ask("variant", 2_000, session=3, rules=QueueRules(fill=1.1))
+    stage.ask("variant", 2_000, session=3, fill=1.1)
     stage.ask("plain", 2_000, session=2)
 
     assert stage.release(0.1) == ["variant"]

@@ -32,10 +32,6 @@ class Twin:
         self.tickets: dict[int, float] = {}
         self.pause_s, self.turn_s, self.share = 5.0, 5.0, 0.2
 
-    @property
-    def cycle_s(self) -> float:
-        return self.pause_s + self.turn_s
-
     def at(self, candidate: str) -> tuple[int, int, set[int]]:
         there = {
             session: one
