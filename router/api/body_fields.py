@@ -103,13 +103,14 @@ def _last_occurrences(body: bytes | bytearray, members: _Members) -> dict[str, t
     for name, attribute in members.attributes:
         value = getattr(values, attribute)
         if value is not UNSET:
-            start = _address(value) - _address(body)
+            start = address_of(value) - address_of(body)
             end = start + memoryview(value).nbytes
             found[name] = (_key_start(body, start), end)
     return found
 
 
-def _address(buffer: Any) -> int:
+def address_of(buffer: Any) -> int:
+    """Return where in memory a buffer begins."""
     import numpy as np  # late: no command but those that serve needs it, and it takes 0.1 s
 
     address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]

@@ -142,6 +142,7 @@ def _reader(parts: Parts) -> Reader:
         session_headers=parts.config.session.read,
         aliases=ModelAliases(aliases) if aliases else None,
         early_stream_s=parts.config.forward.early_stream_s,
+        later_system_as_user=parts.config.forward.later_system_as_user,
     )
 
 

@@ -69,7 +69,7 @@ async def check(
 async def _look_at_replicas(
     entries: Sequence[Entry], config: Config, api: EngineApi, deadline: Deadline
 ) -> tuple[ReplicaSeen, ...]:
-    tokenizers = Tokenizers(config.tokens, api, deadline)
+    tokenizers = Tokenizers(config, api, deadline)
     async with api, asyncio.TaskGroup() as tg:
         looking = [
             tg.create_task(

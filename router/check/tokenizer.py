@@ -14,7 +14,7 @@ from router.base.threads import in_thread
 from router.check.finding import Finding, Subject
 from router.check.reach import Deadline
 from router.check.seen import ModelSeen
-from router.config import TokensConfig
+from router.config import Config
 from router.discovery.engine_api import EngineApi
 from router.discovery.model_watch import compare
 from router.discovery.prompter_loader import configured_prompter
@@ -30,8 +30,9 @@ class Tokenizers:
     In daemon threads: a hub that does not answer must not delay the end of the program.
     """
 
-    def __init__(self, config: TokensConfig, api: EngineApi, deadline: Deadline) -> None:
-        self._config = config
+    def __init__(self, config: Config, api: EngineApi, deadline: Deadline) -> None:
+        self._config = config.tokens
+        self._is_as_user = config.forward.later_system_as_user
         self._api = api
         self._deadline = deadline
         self._loading: dict[str, asyncio.Future[Prompter]] = {}
@@ -47,7 +48,7 @@ class Tokenizers:
                 if prompter.engine_only is None:
                     with suppress(NeedsEngine):
                         joins = prompter.renderer.wants_system_first()
-                        seen = replace(seen, joins_system=joins)
+                        seen = replace(seen, joins_system=joins and not self._is_as_user)
                     seen = await self._compare(seen, entry, prompter)
         return seen
 
@@ -90,7 +91,8 @@ def judge(subject: Subject, seen: ModelSeen) -> Iterator[Finding]:
             "system messages",
             "the chat template takes them in front only: /v1/messages moves later ones there, so "
             "the whole prompt is computed again after each",
-            'Claude Code: set "totalTokensReminder": "off" (docs/guides/agents.md#claude-code)',
+            'Claude Code: set "totalTokensReminder": "off", or forward.later_system_as_user here '
+            "(docs/guides/agents.md#claude-code)",
         )
 
 

@@ -282,6 +282,14 @@ class ForwardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "default: " + ", ".join(FIELDS)
         ),
     ] = ()
+    later_system_as_user: Annotated[
+        bool,
+        Meta(
+            description="send system messages behind the conversation's first ones as the user's, "
+            "for chat templates that take them in front only. This changes the body "
+            "(docs/guides/agents.md#claude-code)"
+        ),
+    ] = False
     trusted_proxies: Annotated[
         tuple[str, ...],
         Meta(description="networks (CIDR) of proxies whose X-Forwarded-For is trusted"),

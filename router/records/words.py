@@ -48,7 +48,7 @@ _CHANGES: Final[dict[Part, tuple[str, str]]] = {
         "the client adds a system message to each turn, and the chat template moves it to the "
         "front",
         'Send system messages in front only. Claude Code: "totalTokensReminder": "off" in its '
-        "settings.",
+        "settings. Or set forward.later_system_as_user.",
     ),
     "message": ("an earlier message changed", "Append to the history; do not edit it."),
     "compacted": (

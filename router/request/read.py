@@ -2,7 +2,7 @@
 
 A body is parsed whole if that is quick, except for messages that an earlier body had, too. Else it
 is only outlined. Its bytes stay as they came, unless a field has to change: an alias of a model, a
-field that only an operator may set, or its caller's salt.
+field that only an operator may set, its caller's salt, or the role of a later system message.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from router.api.fields import (
 )
 from router.api.forms import is_form, model_of_form
 from router.api.known_messages import MIN_BYTES, KnownMessages
+from router.api.later_system import later_system_as_user
 from router.api.not_json import why_not_json
 from router.api.openai import ChatRequest, CompletionRequest
 from router.api.responses import CREATE, is_kept, named_in
@@ -53,6 +54,7 @@ class Reader:
     Args:
         session_headers: Headers that may name a session.
         aliases: Other names of served models; None: there are none.
+        later_system_as_user: Whether later system messages are sent as the user's.
         early_stream_s: How often a stream's client gets a keep-alive before the first token, unless
             it asks for another time. None or 0: never.
     """
@@ -62,6 +64,7 @@ class Reader:
         "_early_stream_s",
         "_fleet",
         "_known",
+        "_later_system_as_user",
         "_session_headers",
         "_withheld",
     )
@@ -74,10 +77,12 @@ class Reader:
         session_headers: SessionHeaders,
         aliases: ModelAliases | None,
         early_stream_s: float | None = None,
+        later_system_as_user: bool = False,
     ) -> None:
         self._aliases = aliases
         self._early_stream_s = early_stream_s
         self._known = KnownMessages()
+        self._later_system_as_user = later_system_as_user
         self._fleet = fleet
         self._withheld = withheld
         self._session_headers = session_headers
@@ -91,10 +96,12 @@ class Reader:
             PayloadTooLarge, Overloaded: as `Outliner.outline`.
             RouterError: as `_salted`.
         """
-        named = inbound
+        body = inbound.body
         if self._aliases is not None:
-            body = self._aliases.apply(inbound.body, self._fleet.members.served)
-            named = inbound if body is inbound.body else replace(inbound, body=body)
+            body = self._aliases.apply(body, self._fleet.members.served)
+        if self._later_system_as_user and body and inbound.api.parse is not None:
+            body = later_system_as_user(body)
+        named = inbound if body is inbound.body else replace(inbound, body=body)
         parsed, digests = self._parse(named)
         form_model = await _form_model(named) if parsed is None else None
         read = self._understood(named, request_id, parsed, digests, form_model)
