@@ -13,7 +13,7 @@ from router.discovery.engine_facts import EngineFacts
 from router.discovery.engine_pages import ServerInfo
 from router.kv_events.subscriber import EventSource
 from router.replicas.replica import Entry, ServedModel
-from router.tokens.id_probe import Difference
+from router.tokens.trust import Difference
 
 Failure = Literal["api key", "unknown host", "no answer", "other"]
 

@@ -26,7 +26,7 @@ from router.discovery.prompter_loader import PrompterLoader
 from router.discovery.served_models import ServedModels
 from router.replicas.replica import Replica
 from router.tokens import NeedsEngine, Prompter, Prompters
-from router.tokens.id_probe import ALL_TEXTS, CHATS, TEXTS, Difference, of_chat, of_refused, of_text
+from router.tokens.trust import ALL_TEXTS, CHATS, TEXTS, Difference, of_chat, of_refused, of_text
 
 Ask = Callable[[bytes], Awaitable[list[int]]]
 """`/tokenize` of one replica; raises as `EngineApi.tokenize`."""

@@ -21,7 +21,7 @@ from router.base.releases import Release, rules_of
 from router.config import TokensConfig
 from router.replicas.replica import Replica
 from router.tokens import NeedsEngine, Prompter, Prompters, load_prompter
-from router.tokens.panics import is_failure
+from router.tokens.needs_engine import is_failure
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from router.request.results import Inbound, Prompt
 from router.request.send import Sent
 from router.tokens import Prompter, Prompters
 from router.tokens.hand_over import HandOver
-from router.tokens.id_probe import FLAGS
+from router.tokens.trust import FLAGS
 
 logger = logging.getLogger(__name__)
 

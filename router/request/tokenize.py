@@ -33,7 +33,7 @@ from router.request.results import Read, Tokenized
 from router.request.workers import Workers
 from router.tokens import NeedsEngine, Prompter, Prompters, Tokens
 from router.tokens.media import has_media
-from router.tokens.panics import is_failure
+from router.tokens.needs_engine import is_failure
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from router.api.openai import ChatRequest, TokenIds
 from router.tokens import NeedsEngine, Prompter
-from router.tokens.memory import EncodePlan
+from router.tokens.prompt_tree import EncodePlan
 
 INLINE_CHARS: Final = 32_768
 """New text of at most this size is encoded on the event loop."""

@@ -4,8 +4,8 @@ load_prompter -> Prompters.get -> Prompter: plan -> encode -> commit -> Tokens.k
 """
 
 from router.tokens.loading import load_prompter
-from router.tokens.memory import EncodePlan, Tokens
 from router.tokens.needs_engine import NeedsEngine
+from router.tokens.prompt_tree import EncodePlan, Tokens
 from router.tokens.prompter import Prompter, Prompters
 from router.tokens.trust import TokenTrust
 

@@ -44,7 +44,7 @@ from typing import Any
 from msgspec import Struct
 
 from router.api.openai import TokenIds
-from router.tokens.incremental import Boundary, NewSegment
+from router.tokens.prompt_tree import Boundary, NewSegment
 
 _NORMALIZERS = frozenset(
     "BertNormalizer ByteLevel Lowercase NFC NFD NFKC NFKD Nmt Precompiled Prepend Replace Sequence "

@@ -45,9 +45,9 @@ from router.api.openai import Json, TokenIds
 from router.base.backoff import Suspension
 from router.base.bounded import Bounded, BoundedBytes
 from router.base.releases import V0_32, V0_33, Release
-from router.tokens.encoders import ChatEncoder
-from router.tokens.incremental import Boundary, NewSegment, PromptBoundaries
+from router.tokens.encoder import ChatEncoder
 from router.tokens.needs_engine import NeedsEngine
+from router.tokens.prompt_tree import Boundary, NewSegment, PromptBoundaries
 
 MediaKind = Literal["image", "video"]
 

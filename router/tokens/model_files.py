@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from router.base.releases import V0_32, Release
-from router.tokens.needs_engine import NeedsEngine
-from router.tokens.panics import is_failure
+from router.tokens.needs_engine import NeedsEngine, is_failure
 
 # Methods that a tokenizer class must not override.
 _OVERRIDABLE = ("__call__", "_encode_plus", "apply_chat_template", "get_chat_template")

@@ -1,4 +1,7 @@
-"""The outcome that only the engine can make a prompt: nothing is guessed instead."""
+"""The outcomes that leave a prompt to the engine: nothing is guessed instead.
+
+Libraries written in Rust may panic, and a panic is no `Exception`: `is_failure` recognizes both.
+"""
 
 from __future__ import annotations
 
@@ -16,3 +19,8 @@ class NeedsEngine(Exception):
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
         self.detail = detail
+
+
+def is_failure(exc: BaseException) -> bool:
+    """Return whether a library failed, panics included; False: an interrupt or a cancellation."""
+    return isinstance(exc, Exception) or type(exc).__name__ == "PanicException"

@@ -1,7 +1,8 @@
-"""Render a chat request by a Jinja template: the text that the engine encodes.
+"""Render a chat request: the text that the engine encodes.
 
-There is one `ChatRenderer` per model, with its templates and the engine's options for them. It
-renders as vLLM and transformers do together. Sources: vLLM 0.32.0, renderers/hf.py
+`Renderer` is the interface: a Jinja template is rendered here, the rules of families are in
+`models`. There is one `ChatRenderer` per model, with its templates and the engine's options for
+them. It renders as vLLM and transformers do together. Sources: vLLM 0.32.0, renderers/hf.py
 (safe_apply_chat_template), renderers/online_renderer.py (render_chat); transformers 5.19,
 utils/chat_template_utils.py (render_jinja_template).
 
@@ -32,9 +33,11 @@ from __future__ import annotations
 
 import datetime
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import BuiltinMethodType
-from typing import Any
+from typing import Any, ClassVar
 
 import jinja2.meta
 from jinja2 import Environment, Template, TemplateError, nodes
@@ -42,22 +45,177 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+from msgspec.structs import replace
 
 from router.api.openai import ChatRequest, Json
 from router.base.errors import TemplateFailed
 from router.base.releases import V0_32, Release
-from router.tokens.content_format import ContentFormat, detect_content_format
 from router.tokens.conversation import (
     Conversation,
+    JsonMemo,
     build_conversation,
     build_tools,
     check_numbers,
     without_developer,
 )
-from router.tokens.json_memo import JsonMemo
 from router.tokens.needs_engine import NeedsEngine
-from router.tokens.renderer import Renderer
-from router.tokens.template_probes import wants_system_first
+from router.tokens.template_probes import (
+    ContentFormat,
+    detect_content_format,
+    disabled_effort,
+    wants_system_first,
+    with_system_first,
+)
+
+
+class Renderer(ABC):
+    """Renders chat requests of one model as the engine does.
+
+    Args:
+        given: The engine's `--chat-template`. A renderer without a template only uses it for the
+            Messages API, as the engine does.
+
+    is_dated: Whether prompts contain the engine's date.
+    today: Returns the engine's date.
+    efforts: The engine's `--reasoning-effort-map`.
+    defaults: The engine's `--default-chat-template-kwargs`.
+    """
+
+    __slots__ = (
+        "_disabled_effort",
+        "_given",
+        "_is_system_first",
+        "_memo",
+        "defaults",
+        "efforts",
+        "today",
+    )
+
+    is_dated: ClassVar[bool] = False
+
+    def __init__(self, given: str | None = None) -> None:
+        self._given = given
+        self._memo = JsonMemo()
+        self._is_system_first: bool | None = None  # None: not tried yet
+        self._disabled_effort: str | None = None
+        self.today: Callable[[], datetime.date] = datetime.date.today
+        self.efforts: Mapping[str, str] = {}
+        self.defaults: Json | None = None
+
+    @abstractmethod
+    def render_parts(
+        self,
+        request: ChatRequest,
+        *,
+        by_the_book: bool = False,
+        apart: bool = False,
+        owner: str = "",
+    ) -> Sequence[str]:
+        """Render the prompt's text, in parts to join.
+
+        One wide character makes all of a text wide, and ten times slower to encode. Most parts
+        have none. Threads other than the loop's must set `by_the_book` or `apart`.
+
+        Args:
+            by_the_book: Render without shortcuts, to compare.
+            apart: Remember nothing.
+            owner: Whose request it is. Remembered parts speed up only the same owner's requests.
+
+        Raises:
+            NeedsEngine: only the engine knows how it renders the request.
+            TemplateFailed: the template or the rules refuse the messages. The engine will
+                answer 400.
+        """
+
+    def render(
+        self,
+        request: ChatRequest,
+        *,
+        by_the_book: bool = False,
+        apart: bool = False,
+        owner: str = "",
+    ) -> str:
+        """Render the prompt's text; see `render_parts`."""
+        parts = self.render_parts(request, by_the_book=by_the_book, apart=apart, owner=owner)
+        return "".join(parts)
+
+    def adapted(self, request: ChatRequest) -> ChatRequest:
+        """Change the fields that depend on the template, and set the engine's defaults.
+
+        A request that depends on neither stays as it is. Each property of the template is tried
+        out once.
+
+        Raises:
+            NeedsEngine: the template cannot be tried out here.
+        """
+        if request.has_inline_system:
+            if self._is_system_first is None:
+                self._is_system_first = self.wants_system_first()
+            if self._is_system_first:
+                messages = with_system_first(request.messages)
+                request = replace(request, messages=messages, has_inline_system=False)
+        if request.is_thinking_disabled:
+            if self._disabled_effort is None:
+                self._disabled_effort = disabled_effort(
+                    partial(self.render, apart=True), self.efforts, self.defaults
+                )
+            request = replace(
+                request, reasoning_effort=self._disabled_effort, is_thinking_disabled=False
+            )
+        if self.defaults is not None:
+            request = replace(request, template_defaults=self.defaults)
+        effort = request.reasoning_effort
+        if effort is not None and effort in self.efforts:
+            request = replace(request, reasoning_effort=self.efforts[effort])
+        return request
+
+    def use_format(self, content_format: ContentFormat) -> None:  # noqa: B027 (few have a choice)
+        """Use the engine's `--chat-template-content-format`, if the renderer has a choice."""
+
+    def wants_system_first(self) -> bool:
+        """Return whether the Messages API joins all system messages into one in front.
+
+        Raises:
+            NeedsEngine: that depends on a template which is not known here.
+        """
+        try:
+            return wants_system_first(self._given or "")
+        except Exception as exc:  # whatever a template may raise
+            raise NeedsEngine("template", type(exc).__name__) from exc
+
+    def _memo_of(self, owner: str, *, is_alone: bool) -> JsonMemo:
+        """Return an owner's memo; a new one if nothing may be remembered."""
+        return JsonMemo() if is_alone else self._memo.of(owner)
+
+
+class NoRenderer(Renderer):
+    """Stands for a chat template that cannot be used here: the engine has to render.
+
+    Args:
+        reason: Why.
+    """
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__()
+        self.reason = reason
+
+    def render_parts(
+        self,
+        request: ChatRequest,
+        *,
+        by_the_book: bool = False,
+        apart: bool = False,
+        owner: str = "",
+    ) -> Sequence[str]:
+        raise NeedsEngine("model", self.reason)
+
+    def adapted(self, request: ChatRequest) -> ChatRequest:
+        if request.has_inline_system or request.is_thinking_disabled:
+            raise NeedsEngine("model", self.reason)
+        return request
+
 
 # Parameters of transformers' apply_chat_template. As template arguments they would change its work.
 _STEERING = frozenset(

@@ -15,7 +15,7 @@ from router.config import EventsConfig
 from router.index.candidate_stream import StreamReason
 from router.kv_events.subscriber import EventSource
 from router.replicas.replica import ServedModel
-from router.tokens.id_probe import of_chat, of_text
+from router.tokens.trust import of_chat, of_text
 from tests.check.samples import (
     RANK,
     REPLICA,

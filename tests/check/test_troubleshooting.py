@@ -18,7 +18,7 @@ from router.check.seen import ReplicaSeen
 from router.cli.banner import banner
 from router.index.candidate_stream import StreamReason
 from router.kv_events.subscriber import EventSource
-from router.tokens.id_probe import of_chat
+from router.tokens.trust import of_chat
 from tests.check.samples import REPLICA, facts, gone, model, rank, status
 from tests.docs_blocks import ROOT
 

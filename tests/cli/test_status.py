@@ -19,7 +19,7 @@ from policies.policy import Policy
 from policies.view import Decision, Snapshot
 from router.cli import main
 from router.cli.status import degraded, report
-from router.tokens.id_probe import Difference
+from router.tokens.trust import Difference
 from tests.cli.states import COLUMNS, REPLICA, state
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SECRET, Engines, Stage, arm, chat, on_stage, streamed, words

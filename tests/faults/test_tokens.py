@@ -13,8 +13,7 @@ from aiohttp import web
 
 from router.api.openai import TokenIds
 from router.request import workers
-from router.tokens.encoder import TextEncoder
-from router.tokens.fast_encoder import FastEncoderFailed
+from router.tokens.encoder import FastEncoderFailed, TextEncoder
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.models import model_dir
 from tests.faults.stage import Engines, arm, chat, on_stage, streamed, words

@@ -17,11 +17,11 @@ from router.api.openai import ChatRequest, parse_chat, parse_completion
 from router.api.responses import parse_responses
 from router.base.errors import ClientError
 from router.tokens import NeedsEngine
-from router.tokens.incremental import NewSegment
 from router.tokens.models.deepseek_v4 import DeepSeekV4Renderer, DeepSeekV41Renderer
 from router.tokens.models.deepseek_v32 import DeepSeekV32Renderer
 from router.tokens.models.harmony import HarmonyRenderer
 from router.tokens.models.harmony_encoder import HarmonyEncoder
+from router.tokens.prompt_tree import NewSegment
 from tests.faults.stage import Engines, on_stage
 from tests.fuzz.budget import fuzz
 from tests.fuzz.values import NAMES, PROMPTER, TEXTS, VALUES

@@ -14,7 +14,7 @@ from tokenizers.models import BPE
 
 from router.tokens.boundaries import Needle, TextCuts, find_boundaries
 from router.tokens.encoder import TextEncoder
-from router.tokens.incremental import NewSegment
+from router.tokens.prompt_tree import NewSegment
 from tests.effort import examples
 
 _CHARS = " ▁\nab<>|_-ﬁé.cd"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.base.releases import V0_32, V0_33
-from router.tokens.content_format import detect_content_format
+from router.tokens.template_probes import detect_content_format
 from router.tokens.templates import stock_template
 
 _LOOP = "{% for message in messages %}"

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.tokens.conversation import build_conversation, build_tools, without_developer
-from router.tokens.json_memo import JsonMemo
+from router.tokens.conversation import JsonMemo, build_conversation, build_tools, without_developer
 from router.tokens.needs_engine import NeedsEngine
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}

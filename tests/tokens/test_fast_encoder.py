@@ -16,10 +16,14 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from router.api.openai import TokenIds, parse_completion
 from router.base.contracts import NO_EXTRA, HashContract
 from router.tokens import NeedsEngine, Prompter, Tokens
-from router.tokens.encoder import TextEncoder
-from router.tokens.fast_encoder import FastEncoder, FastEncoderFailed
-from router.tokens.proof import encode_plainly, find_difference
-from router.tokens.renderer import NoRenderer
+from router.tokens.encoder import (
+    FastEncoder,
+    FastEncoderFailed,
+    TextEncoder,
+    encode_plainly,
+    find_difference,
+)
+from router.tokens.templates import NoRenderer
 from tests.effort import examples
 from tests.tokens.corpus import text
 from tests.tokens.vllm_routes import MODEL

@@ -7,7 +7,7 @@ import pytest
 from loadtest.tiny_model import MODEL_DIR
 from router.tokens import Prompters, load_prompter
 from router.tokens.hand_over import HandOver, Kind, Mode
-from router.tokens.id_probe import of_text
+from router.tokens.trust import of_text
 
 KIND = Kind("/v1/chat/completions", 1)
 OTHER = Kind("/v1/chat/completions", 2)

@@ -8,9 +8,8 @@ from array import array
 import pytest
 
 from router.base.contracts import NO_EXTRA, Algorithm, ExtraKeys, HashContract
-from router.tokens import incremental
-from router.tokens.chains import MAX_CHAINS
-from router.tokens.incremental import Boundary, Segment, SegmentTree
+from router.tokens import prompt_tree
+from router.tokens.prompt_tree import MAX_CHAINS, Boundary, Segment, SegmentTree
 
 CONTRACT = HashContract(algorithm="xxhash", block_size=4)
 
@@ -88,7 +87,7 @@ def test_guard() -> None:
 
 def test_least_used_goes_first_and_deepest_first() -> None:
     """Eviction takes whole ends of the prompts not used for longest, never a middle."""
-    tree = SegmentTree(max_bytes=10 * incremental.SEGMENT_BYTES)
+    tree = SegmentTree(max_bytes=10 * prompt_tree.SEGMENT_BYTES)
     root = tree.make_root("r")
     old, new = b"o" * 35, b"n" * 35
     _add(tree, root, old)
@@ -96,13 +95,13 @@ def test_least_used_goes_first_and_deepest_first() -> None:
 
     _add(tree, root, b"x" * 35)  # 12 segments of some 540 bytes: three must go
 
-    assert tree.size_bytes <= 10 * incremental.SEGMENT_BYTES
+    assert tree.size_bytes <= 10 * prompt_tree.SEGMENT_BYTES
     assert [len(tree.walk(root, data, Every(data)).new) for data in (new, old)] == [0, 3]
 
 
 def test_evicted_under_a_plan() -> None:
     """A plan that outlived its segments brings them back."""
-    tree = SegmentTree(max_bytes=4 * incremental.SEGMENT_BYTES)
+    tree = SegmentTree(max_bytes=4 * prompt_tree.SEGMENT_BYTES)
     root = tree.make_root("r")
     data = b"a" * 20
     _add(tree, root, data)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.tokens.json_memo import JsonMemo
+from router.tokens.conversation import JsonMemo
 from router.tokens.needs_engine import NeedsEngine
 
 

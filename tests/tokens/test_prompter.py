@@ -17,10 +17,10 @@ from tokenizers.processors import TemplateProcessing
 from router.api.openai import parse_chat, parse_completion
 from router.base.contracts import ExtraKeys, HashContract
 from router.base.errors import TemplateFailed
-from router.tokens import NeedsEngine, Prompter, Tokens, incremental, load_prompter, model_files
+from router.tokens import NeedsEngine, Prompter, Tokens, load_prompter, model_files, prompt_tree
 from router.tokens.boundaries import ID_STRIDE
 from router.tokens.encoder import TextEncoder
-from router.tokens.renderer import NoRenderer
+from router.tokens.templates import NoRenderer
 from tests.effort import examples
 from tests.tokens.corpus import text
 from tests.tokens.record_golden import TEMPLATES
@@ -256,7 +256,7 @@ def written_ids(tokens: Tokens) -> bytes:
 
 def test_long_prompts_are_written_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks run between them."""
-    monkeypatch.setattr(incremental, "JSON_STEP_IDS", 100)
+    monkeypatch.setattr(prompt_tree, "JSON_STEP_IDS", 100)
     texts = ["one " * 300, "two " * 300]
     tokens = _run(_load(), {"messages": [{"role": "user", "content": each} for each in texts]})
 

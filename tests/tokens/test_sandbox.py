@@ -10,7 +10,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from transformers.utils import chat_template_utils
 
 from router.api.openai import parse_chat
-from router.tokens.json_memo import JsonMemo
+from router.tokens.conversation import JsonMemo
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.templates import ChatRenderer, FastSandbox, compile_template, stock_template
 

@@ -25,8 +25,7 @@ from router.base.releases import V0_33
 from router.request import media_tokens
 from router.request.media_tokens import MediaFinder
 from router.tokens import NeedsEngine, Prompter, load_prompter
-from router.tokens.conversation import build_conversation
-from router.tokens.json_memo import JsonMemo
+from router.tokens.conversation import JsonMemo, build_conversation
 from router.tokens.media import (
     MAX_URL_CHARS,
     MediaBook,

@@ -16,15 +16,13 @@ from typing import Any, NamedTuple
 from router.api.openai import ChatRequest, Json
 from router.base.errors import TemplateFailed
 from router.base.releases import V0_32, Release
-from router.tokens.content_format import ContentFormat
-from router.tokens.conversation import Conversation, build_conversation
+from router.tokens.conversation import Conversation, JsonMemo, build_conversation
 from router.tokens.encoder import TextEncoder
-from router.tokens.json_memo import JsonMemo
 from router.tokens.model_files import ModelFiles
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.prompter import Prompter
-from router.tokens.renderer import Renderer
-from router.tokens.templates import continued_and_begun, template_arguments
+from router.tokens.template_probes import ContentFormat
+from router.tokens.templates import Renderer, continued_and_begun, template_arguments
 
 BOS = "<｜begin▁of▁sentence｜>"
 EOS = "<｜end▁of▁sentence｜>"

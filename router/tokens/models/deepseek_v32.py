@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from router.tokens.content_format import ContentFormat
 from router.tokens.conversation import Conversation
 from router.tokens.model_files import ModelFiles
 from router.tokens.models.deepseek import (
@@ -29,6 +28,7 @@ from router.tokens.models.deepseek import (
     refused,
 )
 from router.tokens.prompter import Prompter
+from router.tokens.template_probes import ContentFormat
 
 _CALLS = "function_calls"
 _KEPT_ROLES = frozenset({"user", "system", "tool", "assistant"})

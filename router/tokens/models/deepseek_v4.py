@@ -19,9 +19,7 @@ from typing import Any, Final
 from router.api.openai import Json
 from router.base.errors import TemplateFailed
 from router.base.releases import V0_33
-from router.tokens.content_format import ContentFormat
-from router.tokens.conversation import Conversation, build_conversation
-from router.tokens.json_memo import JsonMemo
+from router.tokens.conversation import Conversation, JsonMemo, build_conversation
 from router.tokens.model_files import ModelFiles
 from router.tokens.models import modes
 from router.tokens.models.deepseek import (
@@ -42,6 +40,7 @@ from router.tokens.models.deepseek import (
 )
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.prompter import Prompter
+from router.tokens.template_probes import ContentFormat
 
 _REMINDER = "<｜latest_reminder｜>"
 _SYSTEM = "<｜System｜>"

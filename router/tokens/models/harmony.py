@@ -38,14 +38,12 @@ from router.tokens.conversation import (
     reasoning_of,
     text_parts,
 )
-from router.tokens.encoder import TextEncoder
-from router.tokens.marked_text import MARK, TEXT, escaped
+from router.tokens.encoder import MARK, TEXT, TextEncoder, escaped
 from router.tokens.model_files import ModelFiles
 from router.tokens.models import missing
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.prompter import Prompter
-from router.tokens.renderer import NoRenderer, Renderer
-from router.tokens.templates import ChatRenderer, continued_and_begun
+from router.tokens.templates import ChatRenderer, NoRenderer, Renderer, continued_and_begun
 
 Piece = tuple[str, tuple[str, ...]]
 """A message: its header's key (see `harmony`) and its texts."""

@@ -16,8 +16,7 @@ import openai_harmony as _library
 import orjson
 
 from router.api.openai import TokenIds
-from router.tokens.encoders import MarkedEncoder
-from router.tokens.marked_text import split
+from router.tokens.encoder import MarkedEncoder, split
 from router.tokens.models.harmony import FIELD
 
 _MAX_HEADERS = 1024

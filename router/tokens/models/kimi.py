@@ -22,15 +22,14 @@ from transformers import PreTrainedTokenizer
 
 from router.api.openai import TokenIds
 from router.tokens.boundaries import Boundaries, TextCuts, find_boundaries
-from router.tokens.encoders import PlainEncoder
-from router.tokens.incremental import NewSegment
-from router.tokens.json_memo import JsonMemo
+from router.tokens.conversation import JsonMemo
+from router.tokens.encoder import PlainEncoder
 from router.tokens.model_files import ModelFiles
 from router.tokens.models.kimi_code import KimiCode, read_code
 from router.tokens.models.kimi_tools import declare_tools, sort_keys
 from router.tokens.models.modes import KIMI_CLASS
-from router.tokens.needs_engine import NeedsEngine
-from router.tokens.panics import is_failure
+from router.tokens.needs_engine import NeedsEngine, is_failure
+from router.tokens.prompt_tree import NewSegment
 from router.tokens.prompter import Prompter
 from router.tokens.templates import ChatRenderer
 

@@ -1,4 +1,4 @@
-"""Mistral's own tokenizers: from a chat request to a prompt in marked text (`marked_text`).
+"""Mistral's own tokenizers: from a chat request to a prompt in marked text (`router.tokens.encoder`).
 
 The engine renders these chats by the rules of Mistral's library (the extra `mistral`), which puts
 special tokens between texts that are encoded one by one. Here those rules run with a tokenizer that
@@ -41,17 +41,19 @@ from router.api.openai import ChatRequest, Json, TokenIds
 from router.base.bounded import Bounded
 from router.base.errors import TemplateFailed
 from router.tokens.boundaries import IdCuts
-from router.tokens.conversation import check_calls, check_message, reasoning_of, text_parts
-from router.tokens.encoders import MarkedEncoder, PlainEncoder
-from router.tokens.incremental import NewSegment
-from router.tokens.json_memo import JsonMemo
-from router.tokens.marked_text import MARK, TEXT, escaped, split
+from router.tokens.conversation import (
+    JsonMemo,
+    check_calls,
+    check_message,
+    reasoning_of,
+    text_parts,
+)
+from router.tokens.encoder import MARK, TEXT, MarkedEncoder, PlainEncoder, escaped, split
 from router.tokens.model_files import ModelFiles
-from router.tokens.needs_engine import NeedsEngine
-from router.tokens.panics import is_failure
+from router.tokens.needs_engine import NeedsEngine, is_failure
+from router.tokens.prompt_tree import NewSegment
 from router.tokens.prompter import Prompter
-from router.tokens.renderer import Renderer
-from router.tokens.templates import template_arguments
+from router.tokens.templates import Renderer, template_arguments
 
 _MAX_FILE_BYTES: Final = 256 << 20  # tekken.json has 20 MB
 
