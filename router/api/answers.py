@@ -1,14 +1,15 @@
-"""Answers with status 200: whether they begin, and end, as their engine was asked.
+"""Answers on the wire: how they begin and end, what they used, and errors in each API's own JSON.
 
-The beginning of an event stream: whether anything was generated, or generating failed.
+An answer's beginning is read until something was generated. vLLM answers 200 before it knows
+whether a request will work. What fails then (an object of the pool is gone, a step of the engine
+raised) is an event, behind what comes before the first token: a role, an id, a message without
+content. Up to there a request can be answered elsewhere as well.
 
-vLLM answers 200 before it knows whether a request will work. What fails then (an object of the
-pool is gone, a step of the engine raised) is an event, behind what comes before the first token:
-a role, an id, a message without content. Until something was generated a request can be answered
-elsewhere as well, so an answer's beginning is read up to there.
-
-An engine that is paused or stopped aborts its requests: a stream then ends as if all was well. How
-it ends is read below.
+An answer's end tells whether it is what its engine was asked for. An error after the first token is
+an event. An engine that is paused or stopped aborts its requests: their answers end as if all was
+well. Both are read once, from the bytes at the end of an answer, so an event that passes costs
+nothing. Usage is read there, too. Nothing is added to a request to get it: a stream whose client
+did not ask for usage has none.
 
 Source: vLLM 0.32 entrypoints.
 
@@ -16,24 +17,22 @@ Source: vLLM 0.32 entrypoints.
     openai/completion        an abort before a token is [DONE] alone
     anthropic                `event: error`, type internal_error whatever it was; an abort is a
                              `message_delta` whose `stop_reason` is null
+                             (anthropic/serving.py, `_to_anthropic_stop_reason`)
     openai/responses         response.created and response.in_progress before anything is computed;
-                             an abort is `response.completed` without an output token
+                             an abort is `response.completed` without an output token; usage is in
+                             the last event alone, near its end (responses/protocol.py,
+                             ResponseUsage)
 
-The end of an answer with status 200: whether it is what its engine was asked for.
-
-An error after the first token is an event. An engine that is paused or stopped aborts its requests:
-their answers end as if all was well. Both are read once, from the bytes at the end of an answer, so
-an event that passes costs nothing.
-
-Source: vLLM 0.32. `finish_reason` is "abort" in chats, completions and generate. In Messages the
-`stop_reason` of an abort is missing, or null in a stream (anthropic/serving.py,
-`_to_anthropic_stop_reason`). For the Responses API see above.
+`finish_reason` is "abort" in chats, completions and generate. Errors: serve/exception_handling
+(OpenAI routes: `code` is the status), and Anthropic's error object for `/v1/messages`.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final
 
@@ -41,7 +40,217 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from router.api.usage import NOT_JSON, TAIL_BYTES
+from router.base.errors import (
+    MethodNotAllowed,
+    NoReplicaAvailable,
+    Overloaded,
+    RequestKills,
+    RetryLater,
+    RouterError,
+    ShuttingDown,
+)
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+_MOST_BYTES = 1_000  # of what is no error of an API
+
+
+def error_body(error: RouterError, path: str) -> bytes:
+    """Write `error` as the API behind `path` would."""
+    if path.startswith("/v1/messages"):
+        kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
+        return orjson.dumps({"type": "error", "error": {"type": kind, "message": error.message}})
+    return orjson.dumps(
+        {
+            "error": {
+                "message": error.message,
+                "type": error.type,
+                "param": error.param,
+                "code": error.status,
+            }
+        }
+    )
+
+
+def error_event(error: RouterError, path: str) -> bytes:
+    """Write `error` as a server-sent event."""
+    body = error_body(error, path)
+    if path.startswith("/v1/responses"):
+        body = _of_responses(orjson.loads(body), error.code, error.message, error.param)
+    return _event(body, path)
+
+
+def engine_error_event(body: bytes, path: str) -> bytes:
+    """Write the body of an engine's error as a server-sent event of its API.
+
+    One that is no JSON object with an error in it goes out as a message.
+    """
+    try:
+        found = orjson.loads(body)
+        error = found["error"]
+        message, code, param = error["message"], error.get("code"), error.get("param")
+    except (ValueError, TypeError, KeyError, AttributeError):
+        message, code, param = body[:_MOST_BYTES].decode(errors="replace"), None, None
+        found = {"error": {"message": message, "type": "BadGatewayError"}}
+    if path.startswith("/v1/responses"):
+        return _event(_of_responses(found, code, message, param), path)
+    return _event(orjson.dumps(found), path)
+
+
+def _of_responses(body: dict[str, Any], code: Any, message: Any, param: Any) -> bytes:
+    """Write an error for the Responses API: its clients look for `type`, OpenAI's for `error`."""
+    return orjson.dumps({"type": "error", "code": code, "message": message, "param": param} | body)
+
+
+def _event(body: bytes, path: str) -> bytes:
+    """Write an error's body, of one line, as an event; the empty line first ends a broken one."""
+    named = path.startswith(("/v1/messages", "/v1/responses"))
+    return b"\n\n" + (b"event: error\n" if named else b"") + b"data: " + body + b"\n\n"
+
+
+def error_headers(error: RouterError) -> dict[str, str]:
+    """Return the headers that belong to the answer."""
+    if isinstance(error, RetryLater | NoReplicaAvailable):
+        return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    if isinstance(error, MethodNotAllowed):
+        return {"Allow": error.allowed}
+    if isinstance(error, RequestKills):
+        return {"x-should-retry": "false"}  # OpenAI's and Anthropic's SDKs heed it
+    if error.status == 401:
+        return {"WWW-Authenticate": "Bearer"}
+    if isinstance(error, Overloaded | ShuttingDown):
+        return {"Retry-After": "1"}
+    return {}
+
+
+TAIL_BYTES = 16 * 1024
+"""How much of a stream's end is kept: vLLM sends usage in the last event before `[DONE]`."""
+
+
+NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What bytes that are no JSON make msgspec raise; the last for brackets without end."""
+
+
+class PromptDetails(Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
+class Usage(Struct, frozen=True):
+    """`cached_tokens` is None where the engine runs without --enable-prompt-tokens-details."""
+
+    prompt_tokens: int
+    completion_tokens: int | None = None
+    prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Count the prompt tokens the engine took from a cache; None: not reported."""
+        details = self.prompt_tokens_details
+        return None if details is None else details.cached_tokens
+
+
+class _WithUsage(Struct):
+    usage: Usage | None = None
+
+
+_decoder = msgspec.json.Decoder(_WithUsage)
+
+
+def usage_of_body(body: bytes) -> Usage | None:
+    """Read the usage of a non-streaming answer; None: there is none, or it is not JSON."""
+    try:
+        return _decoder.decode(body).usage
+    except NOT_JSON:
+        return None
+
+
+def usage_of_stream(
+    tail: bytes, read: Callable[[bytes], Usage | None] = usage_of_body
+) -> Usage | None:
+    """Read the usage from the end of an event stream (its last `TAIL_BYTES` or more).
+
+    Args:
+        read: Reads that of one event's data.
+    """
+    end = len(tail)
+    while (found := tail.rfind(b'"usage"', 0, end)) >= 0:
+        start = tail.rfind(b"\n", 0, found) + 1
+        line = tail[start : _line_end(tail, found)]
+        if line.startswith(b"data:"):
+            usage = read(line[5:].strip())
+            if usage is not None:
+                return usage
+        end = start
+    return None
+
+
+def _line_end(tail: bytes, position: int) -> int:
+    end = tail.find(b"\n", position)
+    return end if end >= 0 else len(tail)
+
+
+_KEY: Final = b'"usage":'
+_LONGEST: Final = 4096  # bytes of a usage
+
+
+class _ResponseUsage(Struct, frozen=True):
+    input_tokens: int
+    output_tokens: int | None = None
+    input_tokens_details: PromptDetails | None = None
+
+
+class _ResponseBody(Struct, frozen=True):
+    usage: _ResponseUsage | None = None
+
+
+_response_decoder = msgspec.json.Decoder(_ResponseBody)
+_decode_value = json.JSONDecoder().raw_decode
+
+
+def usage_of_response(body: bytes) -> Usage | None:
+    """Read the usage of a whole answer; None: there is none, or it is not JSON."""
+    try:
+        return _usage(_response_decoder.decode(body).usage)
+    except NOT_JSON:
+        return None
+
+
+def usage_of_responses(tail: bytes) -> Usage | None:
+    """Read the usage from the end of an event stream, whose last event may begin before it."""
+    end = len(tail)
+    while (found := tail.rfind(_KEY, 0, end)) >= 0:
+        start = found + len(_KEY)
+        text = tail[start : start + _LONGEST].decode(errors="replace").lstrip()
+        try:
+            value, _ = _decode_value(text)
+            usage = _usage(msgspec.convert(value, _ResponseUsage | None))
+        except (ValueError, RecursionError):  # of a tool's parameters, for instance
+            usage = None
+        if usage is not None:
+            return usage
+        end = found
+    return None
+
+
+def _usage(usage: _ResponseUsage | None) -> Usage | None:
+    if usage is None:
+        return None
+    return Usage(
+        prompt_tokens=usage.input_tokens,
+        completion_tokens=usage.output_tokens,
+        prompt_tokens_details=usage.input_tokens_details,
+    )
+
 
 MAX_BYTES: Final = 64 * 1024
 """The longest beginning that is held: `return_token_ids` brings the prompt's ids with the role."""

@@ -43,8 +43,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from router.api import openai
+from router.api.answers import NOT_JSON, PromptDetails, Usage, usage_of_stream
 from router.api.openai import ChatRequest, Json
-from router.api.usage import NOT_JSON, PromptDetails, Usage, usage_of_stream
 
 TOOL_CHANGES: Final = ("tool_addition", "tool_removal")
 """Types of blocks that only system messages may have."""

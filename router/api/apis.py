@@ -1,7 +1,7 @@
 """The APIs whose prompts are known here, one entry each; every other route is passed through.
 
 An entry has the differences between APIs in reading requests and answers. Shapes of errors are in
-router.api.failures, by path, because an error may come before the API is known.
+router.api.answers, by path, because an error may come before the API is known.
 
 Models have other names for clients that insist on names of their own. Claude Code, say, asks for
 several models by names that change with its releases.
@@ -17,11 +17,10 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from router.api import answers, anthropic, engine_bodies, openai, responses, usage
-from router.api.body_fields import with_fields
-from router.api.fields import Outline
+from router.api import answers, anthropic, engine_bodies, openai, responses
+from router.api.answers import Usage
+from router.api.body import Outline, with_fields
 from router.api.openai import ChatRequest, CompletionRequest, Json
-from router.api.usage import Usage
 from router.base.releases import V0_33, Release, is_at_least
 
 Request = ChatRequest | CompletionRequest
@@ -58,8 +57,8 @@ class Api(Struct, frozen=True, kw_only=True):
     parse: Callable[[Json], Request] | None = None
     empty: Json | None = None
     tokenize_body: Callable[[Json], dict[str, Any]] | None = None
-    usage_of_body: Callable[[bytes], Usage | None] = usage.usage_of_body
-    usage_of_stream: Callable[[bytes], Usage | None] = usage.usage_of_stream
+    usage_of_body: Callable[[bytes], Usage | None] = answers.usage_of_body
+    usage_of_stream: Callable[[bytes], Usage | None] = answers.usage_of_stream
     end: bytes = b"\ndata: [DONE]"  # text of an answer has no line breaks: JSON escapes them
     last: re.Pattern[bytes] | None = answers.DONE
     is_aborted: Callable[[bytes], bool] = answers.is_aborted_chat
@@ -118,8 +117,8 @@ RESPONSES: Final = Api(
     parse=responses.parse_responses,
     empty={"input": ""},
     tokenize_body=responses.tokenize_responses,
-    usage_of_body=usage.usage_of_response,
-    usage_of_stream=usage.usage_of_responses,
+    usage_of_body=answers.usage_of_response,
+    usage_of_stream=answers.usage_of_responses,
     end=b"",
     last=answers.RESPONSE_END,
     is_aborted=answers.is_aborted_whole_response,

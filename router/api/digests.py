@@ -24,8 +24,7 @@ from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
 from router.api.anthropic import BILLING_HEADER
-from router.api.fields import AT_ONCE_MS, costs_ms
-from router.api.forms import Malformed, boundary_of
+from router.api.body import AT_ONCE_MS, Malformed, boundary_of, costs_ms
 
 FIELDS: Final = {
     "/v1/chat/completions": ("messages", "system"),

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from router.api.body_fields import with_fields, without_fields
+from router.api.body import with_fields, without_fields
 from router.api.openai import ChatRequest, Json
 
 _ONE: Final[Mapping[str, Any]] = {"stream": False, "ignore_eos": True}

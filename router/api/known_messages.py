@@ -21,8 +21,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
+from router.api.body import LARGE_BYTES, costs_ms
 from router.api.digests import MAX_MESSAGES, digest_message
-from router.api.fields import LARGE_BYTES, costs_ms
 from router.base.bounded import BoundedBytes
 
 MIN_BYTES: Final = 32 * 1024  # of a body; a smaller one is parsed in 40 us

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from router.api.anthropic import BILLING_HEADER, TOOL_CHANGES
-from router.api.body_fields import address_of
+from router.api.body import address_of
 
 _SYSTEM: Final = b'"system"'
 _KEPT: Final = tuple(word.encode() for word in (BILLING_HEADER, *TOOL_CHANGES))

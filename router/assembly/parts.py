@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from policies.view import CandidateId
-from router.api.body_fields import Withheld
+from router.api.body import Withheld
 from router.assembly.cluster import Cluster
 from router.assembly.discovery import Discovery
 from router.base.errors import ConfigError

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
-from router.api.body_fields import FIELDS
+from router.api.body import FIELDS
 from router.base.addresses import base_url, endpoint_place, place_of
 from router.base.roles import Role, Transfer
 from router.config.ranges import Seconds

@@ -15,8 +15,8 @@ from typing import Final
 from aiohttp import web
 from multidict import CIMultiDict
 
+from router.api.answers import error_event
 from router.api.apis import api_of
-from router.api.failures import error_event
 from router.api.routes import Route, loggable, path_of, shown
 from router.base.errors import (
     BadRequest,

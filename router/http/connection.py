@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
-from router.api.failures import error_body, error_headers
+from router.api.answers import error_body, error_headers
 from router.base.errors import BadRequest, HeadersTooLarge, RouterError
 from router.metrics import Metrics
 

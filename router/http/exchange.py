@@ -21,11 +21,9 @@ from typing import Final, Self
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 
-from router.api.body_fields import Withheld
+from router.api.answers import engine_error_event, error_event
+from router.api.body import SMALL_FORM_BYTES, AsSent, Withheld, is_encoded, utf8
 from router.api.clients import Client
-from router.api.failures import engine_error_event, error_event
-from router.api.forms import SMALL_BYTES
-from router.api.not_json import AsSent, is_encoded, utf8
 from router.api.routes import Route
 from router.base.caller import ANYBODY, Caller
 from router.base.errors import (
@@ -307,7 +305,7 @@ class HeldBody:
         if route.takes == "json":
             return utf8(body)
         kind = request.headers.get("Content-Type", "")
-        if len(body) <= SMALL_BYTES:
+        if len(body) <= SMALL_FORM_BYTES:
             self._withheld.check_form(body, kind)
         else:
             await asyncio.to_thread(self._withheld.check_form, body, kind)

@@ -28,7 +28,7 @@ from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 
-from router.api.failures import error_body, error_headers
+from router.api.answers import error_body, error_headers
 from router.base.addresses import own_url_host
 from router.base.errors import ConfigError, Overloaded
 from router.base.listening import BACKLOG, cannot_listen, listen, why_not

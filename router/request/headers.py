@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from multidict import CIMultiDict
 
-from router.api.body_fields import PREFIX, Withheld
+from router.api.body import PREFIX, Withheld
 from router.api.clients import FORWARDED
 from router.api.sessions import engine_name
 from router.base.caller import ANYBODY

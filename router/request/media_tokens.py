@@ -17,8 +17,7 @@ from typing import Final
 import orjson
 from msgspec.structs import replace
 
-from router.api.fit import Limit
-from router.api.openai import ChatRequest
+from router.api.openai import ChatRequest, Limit
 from router.base.errors import TemplateFailed
 from router.metrics import Metrics
 from router.request.engine_tokens import EngineTokenizer

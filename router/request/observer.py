@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec
 from msgspec import Struct
 from multidict import CIMultiDict
 
-from router.api.usage import Usage
+from router.api.answers import Usage
 from router.base.supervisor import described
 from router.records.record import DecisionRecord, Outcome
 from router.request.results import Prompt, Read, Tries

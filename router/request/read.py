@@ -14,23 +14,25 @@ from typing import Any, Final
 import orjson
 from msgspec.structs import replace
 
-from router.api import forms
 from router.api.apis import APIS, ModelAliases, Request
-from router.api.body_fields import Withheld, with_fields
-from router.api.digests import parts_of
-from router.api.fields import (
+from router.api.body import (
     AT_ONCE_MS,
     LARGE_BYTES,
     MOST_MS,
     SMALL_BYTES,
+    SMALL_FORM_BYTES,
     Outline,
+    Withheld,
     costs_ms,
+    is_form,
     make_outline,
+    model_of_form,
+    why_not_json,
+    with_fields,
 )
-from router.api.forms import is_form, model_of_form
+from router.api.digests import parts_of
 from router.api.known_messages import MIN_BYTES, KnownMessages
 from router.api.later_system import later_system_as_user
-from router.api.not_json import why_not_json
 from router.api.openai import ChatRequest, CompletionRequest
 from router.api.responses import CREATE, is_kept, named_in
 from router.api.routes import has_side_effects, named_model
@@ -310,7 +312,7 @@ async def _form_model(inbound: Inbound) -> str | None:
     content_type = inbound.headers.get("Content-Type", "")
     if not inbound.body or not is_form(content_type):
         return None
-    if len(inbound.body) <= forms.SMALL_BYTES:
+    if len(inbound.body) <= SMALL_FORM_BYTES:
         return model_of_form(inbound.body, content_type)
     return await asyncio.to_thread(model_of_form, inbound.body, content_type)
 

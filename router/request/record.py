@@ -14,8 +14,8 @@ from typing import Final
 
 from msgspec.structs import asdict
 
+from router.api.answers import Usage
 from router.api.sessions import engine_name
-from router.api.usage import Usage
 from router.base.supervisor import described
 from router.index.cache_view import CacheView
 from router.records.record import DecisionRecord, Outcome

@@ -16,9 +16,16 @@ from typing import Final, Protocol
 from msgspec import Struct
 from multidict import CIMultiDict
 
-from router.api.answers import Begun, Ending, ending_of_stream, opening_of, says_abort
-from router.api.failures import error_event
-from router.api.usage import TAIL_BYTES, Usage
+from router.api.answers import (
+    TAIL_BYTES,
+    Begun,
+    Ending,
+    Usage,
+    ending_of_stream,
+    error_event,
+    opening_of,
+    says_abort,
+)
 from router.base.errors import UpstreamError
 from router.index.eviction import Use
 from router.metrics import Metrics

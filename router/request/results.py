@@ -22,10 +22,9 @@ from multidict import CIMultiDictProxy
 from policies.policy import Policy
 from policies.view import CandidateId
 from router.api.apis import Api, Request
+from router.api.body import AsSent, Outline
 from router.api.clients import Client
 from router.api.digests import PartDigests
-from router.api.fields import Outline
-from router.api.not_json import AsSent
 from router.api.openai import ChatRequest, CompletionRequest
 from router.base.caller import ANYBODY, Caller
 from router.base.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract

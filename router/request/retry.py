@@ -35,7 +35,7 @@ from msgspec.structs import replace
 
 from policies.cost import candidate_costs
 from router.api.answers import Ending
-from router.api.body_fields import with_fields
+from router.api.body import with_fields
 from router.api.digests import LARGE_BYTES, body_digest
 from router.api.routes import engine_route
 from router.base.errors import (

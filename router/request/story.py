@@ -24,8 +24,8 @@ from typing import Final, TypeVar
 
 from msgspec import Struct
 
+from router.api.answers import Usage
 from router.api.anthropic import counted_body
-from router.api.usage import Usage
 from router.base.errors import (
     ConnectTimeout,
     NoReplicaAvailable,

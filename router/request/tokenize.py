@@ -23,8 +23,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from router.api.apis import MESSAGES, Request
-from router.api.fit import Limit, is_cut
-from router.api.openai import ChatRequest, CompletionRequest
+from router.api.openai import ChatRequest, CompletionRequest, Limit, is_cut
 from router.base.errors import RouterError, TemplateFailed
 from router.metrics import Metrics
 from router.request.engine_tokens import EngineTokenizer

@@ -15,7 +15,7 @@ from typing import Final, cast
 
 import aiohttp
 
-from router.api.not_json import is_encoded
+from router.api.body import is_encoded
 from router.replicas.health import Signs
 from router.upstream.failures import upstream_error
 from router.upstream.session import Response

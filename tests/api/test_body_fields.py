@@ -1,6 +1,6 @@
-"""router.api.body_fields: members go or come, every other byte is the client's.
+"""router.api.body: members go or come, every other byte is the client's.
 
-router.api.body_fields: fields and headers that are not the clients' own.
+router.api.body: fields and headers that are not the clients' own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 import orjson
 import pytest
 
-from router.api.body_fields import FIELDS, Withheld, with_fields, without_fields
+from router.api.body import FIELDS, Withheld, with_fields, without_fields
 from router.base.errors import BadRequest
 
 NAMES = ("cache_salt", "priority")

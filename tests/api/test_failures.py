@@ -1,10 +1,10 @@
-"""router.api.failures: errors in each API's own JSON."""
+"""router.api.answers: errors in each API's own JSON."""
 
 from __future__ import annotations
 
 import orjson
 
-from router.api.failures import error_body, error_event, error_headers
+from router.api.answers import error_body, error_event, error_headers
 from router.base.errors import BadRequest, NoReplicaAvailable, UpstreamBroken
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.api.fit import Limit, is_cut
-from router.api.openai import parse_chat, parse_completion
+from router.api.openai import Limit, is_cut, parse_chat, parse_completion
 from router.base.errors import BadRequest
 
 MESSAGE = {"role": "user", "content": "x"}

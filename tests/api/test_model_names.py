@@ -1,4 +1,4 @@
-"""router.api.routes and router.api.forms: which model a request names.
+"""router.api.routes and router.api.body: which model a request names.
 
 router.api.apis: which bodies get another model's name, and what of them changes.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from router.api.apis import ModelAliases
-from router.api.forms import MAX_PARTS, SMALL_BYTES, model_of_form
+from router.api.body import MAX_PARTS, SMALL_FORM_BYTES, model_of_form
 from router.api.routes import named_model
 
 TYPE = "multipart/form-data; boundary=b-1"
@@ -62,7 +62,7 @@ def test_a_delimiter_is_found_wherever_slices_of_a_large_form_meet() -> None:
     """The file before it is as long as a slice, give or take its length."""
     head = 'Content-Disposition: form-data; name="file"; filename="a"'
     for more in range(-8, 2):
-        body = form(part(head, "x" * (SMALL_BYTES + more)), field("model", "a"))
+        body = form(part(head, "x" * (SMALL_FORM_BYTES + more)), field("model", "a"))
 
         assert model_of_form(body, TYPE) == "a"
 

@@ -8,8 +8,7 @@ import orjson
 import pytest
 
 from router.api.apis import APIS
-from router.api.body_fields import FIELDS, Withheld
-from router.api.fields import AT_ONCE_MS, MOST_MS, Outline, costs_ms, make_outline
+from router.api.body import AT_ONCE_MS, FIELDS, MOST_MS, Outline, Withheld, costs_ms, make_outline
 from router.base.errors import BadRequest
 
 

@@ -1,4 +1,4 @@
-"""router.api.usage: what an engine reports, read from bytes that only pass through.
+"""router.api.answers: what an engine reports, read from bytes that only pass through.
 
 What an engine reports of a response: whole, or in the last event of a stream.
 """
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.usage import (
+from router.api.answers import (
     TAIL_BYTES,
     Usage,
     usage_of_body,

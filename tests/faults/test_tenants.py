@@ -10,7 +10,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from router.api.body_fields import without_fields
+from router.api.body import without_fields
 from router.tenants.file import digest_of, written
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SECRET, Engines, Json, chat, on_stage, streamed, words

@@ -11,9 +11,8 @@ import orjson
 from hypothesis import strategies as st
 
 from router.api.apis import CHAT, COMPLETIONS
-from router.api.fields import Outline, make_outline
-from router.api.fit import Limit
-from router.api.openai import ChatRequest, parse_chat, parse_completion
+from router.api.body import Outline, make_outline
+from router.api.openai import ChatRequest, Limit, parse_chat, parse_completion
 from router.api.responses import parse_responses
 from router.base.errors import ClientError
 from router.tokens import NeedsEngine

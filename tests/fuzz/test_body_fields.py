@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.body_fields import with_fields, without_fields
+from router.api.body import with_fields, without_fields
 from router.base.errors import BadRequest
 
 NAMES = ("cache_salt", "priority", "kv_transfer_params")

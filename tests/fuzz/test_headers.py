@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from router.api.body_fields import PREFIX, Withheld
+from router.api.body import PREFIX, Withheld
 from router.api.clients import FORWARDED, Clients
 from router.upstream import HOP_BY_HOP, end_to_end
 

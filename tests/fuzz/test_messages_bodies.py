@@ -17,8 +17,8 @@ from router.api.anthropic import (
     usage_of_message,
     usage_of_messages,
 )
+from router.api.body import make_outline
 from router.api.engine_bodies import tokenize_chat
-from router.api.fields import make_outline
 from router.base.errors import ClientError
 from router.tokens import NeedsEngine
 from tests.fuzz.budget import fuzz

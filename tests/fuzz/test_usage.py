@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.dev.chaos.answers import read_stream, read_whole
-from router.api.failures import error_body, error_event
-from router.api.usage import TAIL_BYTES, usage_of_body, usage_of_stream
+from router.api.answers import TAIL_BYTES, error_body, error_event, usage_of_body, usage_of_stream
 from router.base.errors import BadRequest, RouterError, UpstreamBroken
 from tests.fuzz.damage import FIXED, mutated
 from tests.fuzz.values import is_sane

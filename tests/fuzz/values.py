@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from loadtest.tiny_model import MODEL_DIR
-from router.api.usage import Usage
+from router.api.answers import Usage
 from router.tokens import load_prompter
 
 PROMPTER = load_prompter(str(MODEL_DIR), local_files_only=True)

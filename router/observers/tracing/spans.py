@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from router.api.usage import Usage
+from router.api.answers import Usage
 from router.records.record import Computed, DecisionRecord, Outcome
 
 STATE: Final = "tracestate"

@@ -1,4 +1,4 @@
-"""Mistral's own tokenizers: from a chat request to a prompt in marked text (`router.tokens.encoder`).
+"""Mistral's own tokenizers: from a chat request to a prompt in marked text (see `encoder`).
 
 The engine renders these chats by the rules of Mistral's library (the extra `mistral`), which puts
 special tokens between texts that are encoded one by one. Here those rules run with a tokenizer that
