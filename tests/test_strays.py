@@ -1,4 +1,4 @@
-"""router.upstream.connections: one answer belongs to one request, or the connection ends."""
+"""router.upstream.session: one answer belongs to one request, or the connection ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from router.config import ForwardConfig
 from router.discovery.engine_api import EngineApi
 from router.pool.master import MasterApi
 from router.upstream import Answer, Upstream
-from router.upstream.connections import MAX_HEADER_BYTES, MAX_HEADERS, Strays
+from router.upstream.session import MAX_HEADER_BYTES, MAX_HEADERS, Strays
 from tests.raw_http import Part, playing, stream, whole
 from tests.waiting import until
 

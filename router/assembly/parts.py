@@ -39,7 +39,7 @@ from router.tenants import Tenants
 from router.tokens import Prompters
 from router.tokens.hand_over import HandOver
 from router.upstream import Upstream
-from router.upstream.connections import Strays
+from router.upstream.session import Strays
 
 
 class Threads:

@@ -32,9 +32,14 @@ from router.discovery.engine_pages import NO_METRICS, EngineMetrics, ServerInfo,
 from router.kv_events.subscriber import EventSource
 from router.replicas.engine_key import NO_KEY, EngineKey
 from router.replicas.replica import ServedModel
-from router.upstream.connections import Connector, Strays
-from router.upstream.failures import unreachable
-from router.upstream.session import HttpSession, Response, StrayAnswer
+from router.upstream.session import (
+    Connector,
+    HttpSession,
+    Response,
+    StrayAnswer,
+    Strays,
+    unreachable,
+)
 
 _TOOL_FLAG: Final = "--enable-auto-tool-choice"  # in vLLM 0.32, renderers/online_renderer.py
 _MAX_PAGE_BYTES: Final = 8 * 1024 * 1024

@@ -26,7 +26,7 @@ from router.base.errors import DiscoveryError
 from router.base.host_names import Names
 from router.config.tls import Tls, refusal
 from router.discovery.endpoint_slices import SERVICE_LABEL, Slice
-from router.upstream.connections import Connector
+from router.upstream.session import Connector
 
 ANSWER_S: Final = 15.0
 _MAX_LIST_BYTES: Final = 32 * 1024 * 1024

@@ -31,7 +31,7 @@ from yarl import URL
 from router.base.decoding import decoder
 from router.base.errors import PoolError, PoolGone, PoolLate
 from router.base.host_names import Names
-from router.upstream.connections import Connector, Strays
+from router.upstream.session import Connector, Strays
 
 TIMEOUT_S: Final = 5.0
 """Longest wait for a connection, and for the next bytes of an answer."""

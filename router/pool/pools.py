@@ -23,7 +23,7 @@ from router.pool.master import MasterApi
 from router.pool.questions import Questions
 from router.pool.readers import PoolReaders
 from router.replicas.replica import Entry, Replica, candidates_of
-from router.upstream.connections import Strays
+from router.upstream.session import Strays
 
 logger = logging.getLogger(__name__)
 

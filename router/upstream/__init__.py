@@ -3,8 +3,6 @@
     client     one request, up to the first bytes of its answer     `Upstream`
     session    a request on a kept connection, the response's head  `HttpSession`
     answer     the answer, read to its end, and its bytes as they come  `Answer`
-    connections  kept connections; the connector of every client
-    failures   aiohttp's errors as ours
 
 An answer is returned with its first body bytes already read: up to there a failure costs the
 client nothing and the data path moves on.

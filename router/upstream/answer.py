@@ -17,8 +17,7 @@ import aiohttp
 
 from router.api.body import is_encoded
 from router.replicas.health import Signs
-from router.upstream.failures import upstream_error
-from router.upstream.session import Response
+from router.upstream.session import Response, upstream_error
 
 _SIZES: Final = {b"%x" % size: size for size in range(1, 2048)}
 """Looked up in half the time that it takes to parse a number and to see that it is a plain one."""

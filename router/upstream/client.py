@@ -26,9 +26,14 @@ from router.config import ForwardConfig
 from router.config.tls import Tls
 from router.replicas.health import Signs
 from router.upstream.answer import Answer
-from router.upstream.connections import Connector, Strays
-from router.upstream.failures import upstream_error
-from router.upstream.session import HttpSession, Response, StrayAnswer
+from router.upstream.session import (
+    Connector,
+    HttpSession,
+    Response,
+    StrayAnswer,
+    Strays,
+    upstream_error,
+)
 
 _RESERVED: Final = 64  # descriptors for logs, Redis, event streams, probes
 STALE_S: Final = 1.0

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from router.upstream.connections import MAX_HEADER_BYTES
+from router.upstream.session import MAX_HEADER_BYTES
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import chat, on_stage, streamed
 from tests.raw_http import stream, whole

@@ -26,7 +26,7 @@ from router.observers.sessions.turns import Turn
 from router.pool.pools import Pools
 from router.pool.status import PoolStatus
 from router.replicas.registry import Registry
-from router.upstream.connections import Strays
+from router.upstream.session import Strays
 from tests.policies.snapshots import replica as view
 from tests.policies.snapshots import snapshot
 from tests.replicas.work import fleet_of, send
