@@ -21,7 +21,7 @@ A replica's own tasks are started by router.discovery.watches.
 
 Signals:
 
-    SIGTERM       drain in three phases: a supervisor's (router.http.draining)
+    SIGTERM       drain in three phases: a supervisor's (router.http.server)
     SIGINT        without the first phase: a person at a terminal has no front end
     either        a second time: end now; a third time: the system's default action
                   SIGTERM within 2 s of the first is the same order: a supervisor may send it twice,

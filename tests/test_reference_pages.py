@@ -42,7 +42,7 @@ def test_every_error_code_is_explained() -> None:
 def test_every_admin_route_is_listed() -> None:
     """The page lists each route of the admin port."""
     page = (REFERENCE / "admin.md").read_text()
-    files = [ROOT / "router/http/admin_pages.py", *ROOT.glob("router/observers/*/*.py")]
+    files = [ROOT / "router/http/admin.py", *ROOT.glob("router/observers/*/*.py")]
     source = "".join(file.read_text() for file in files)
     routes = re.findall(r'"(GET|POST|DELETE) (/admin/\w+)(/\{[^}]+\})?(/\w+)?"', source)
 

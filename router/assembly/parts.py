@@ -21,7 +21,7 @@ from router.config.tls import Tls, client_tls, server_tls
 from router.discovery.engine_api import EngineApi
 from router.discovery.readiness import Readiness
 from router.discovery.status import Status, Waiting
-from router.http.draining import Draining
+from router.http.server import Draining
 from router.index.behind import Behind
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView

@@ -10,10 +10,10 @@ from router.api.clients import Clients
 from router.api.routes import Routes
 from router.assembly.router import Router
 from router.base.addresses import host_port
-from router.http.access import Access
-from router.http.admin import AdminApp
-from router.http.admin_pages import (
+from router.http.admin import (
+    AdminApp,
     AdminPages,
+    Control,
     EnginePages,
     ExplainPages,
     ReplicaPages,
@@ -21,8 +21,7 @@ from router.http.admin_pages import (
 )
 from router.http.app import DataApp
 from router.http.connection import Handler
-from router.http.control import Control
-from router.http.exchange import Intake
+from router.http.exchange import Access, Intake
 from router.http.pages import OwnRoutes, Pages
 from router.http.server import Listener, room_for_connections
 from router.request.explain import Explainer

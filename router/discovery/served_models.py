@@ -2,7 +2,7 @@
 
     when                             replicas that are asked
     every `health.load_interval_s`   each (router.discovery.watches)
-    after an order of ours           those that it went to (router.http.control)
+    after an order of ours           those that it went to (router.http.admin)
     a model that no replica serves   all, before the answer is 404: at most once a second
     an engine's 404 for a model      that engine, before the client gets the 404
 

@@ -27,11 +27,18 @@ from router.base.errors import (
     UnknownRoute,
 )
 from router.discovery.readiness import Readiness
-from router.http.access import Access, page_headers, preflight
 from router.http.connection import InternalError, error_answer, without_message
-from router.http.draining import Draining
-from router.http.exchange import Exchange, HeldBody, Intake, request_ids
+from router.http.exchange import (
+    Access,
+    Exchange,
+    HeldBody,
+    Intake,
+    page_headers,
+    preflight,
+    request_ids,
+)
 from router.http.pages import PING, Asked, OwnRoutes, Pages
+from router.http.server import Draining
 from router.metrics import Metrics
 from router.request.results import Inbound
 from router.request.story import Story

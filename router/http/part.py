@@ -8,9 +8,9 @@ from typing import Any
 from msgspec import Struct
 
 from router.config import Config
-from router.http.access import Access
-from router.http.admin_pages import AdminPages
+from router.http.admin import AdminPages
 from router.http.connection import Handler
+from router.http.exchange import Access
 from router.http.pages import OwnRoutes, Pages
 from router.request.observer import Observer
 from router.request.prompt import Choose

@@ -1,4 +1,4 @@
-"""router.http.control: orders to engines, through the admin port alone."""
+"""router.http.admin: orders to engines, through the admin port alone."""
 
 from __future__ import annotations
 

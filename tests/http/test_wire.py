@@ -14,7 +14,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from router.http.access import ALLOW
+from router.http.exchange import ALLOW
 from tests.faults.fake_engine import MODELS, FakeEngine, hang_up, streams
 from tests.faults.stage import KEY, Json, Stage, chat, on_stage, records_in, streamed
 from tests.faults.tenants import A, tenants_file

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from router.api.sessions import NAME_CHARS, session_hash
 from router.base.errors import BadRequest, UnknownSession
-from router.http.admin_pages import Handler, json_answer, number_in
+from router.http.admin import Handler, json_answer, number_in
 from router.observers.sessions.describe import (
     COLUMNS,
     GROUPS,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from router.base.errors import ConfigError
 from router.base.extras import install_hint
-from router.http.access import Access
 from router.http.connection import Handler
+from router.http.exchange import Access
 from router.http.pages import Pages
 from router.http.part import ObserverPart
 from router.observers.tracing.observer import TracedApp, Tracing

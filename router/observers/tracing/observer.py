@@ -15,8 +15,8 @@ from multidict import CIMultiDict
 
 from router.api.routes import loggable
 from router.base.errors import RouterError
-from router.http.access import Access
 from router.http.connection import Handler
+from router.http.exchange import Access
 from router.http.pages import Pages
 from router.observers.tracing.spans import MOST_TRIES, STATE, Attempt, Trace, finish
 from router.records.record import Outcome
