@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from router.base.extras import install_hint
+from router.base.system import install_hint
 
 
 class MissingExtra(Exception):

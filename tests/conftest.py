@@ -81,7 +81,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         yield
     finally:
         gc.freeze()
-        gc.set_threshold(20_000, 10, 10)  # as the router's own (router/base/garbage.py)
+        gc.set_threshold(20_000, 10, 10)  # as the router's own (router/base/event_loop.py)
         gc.enable()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from router.base.extras import install_hint
+from router.base.system import install_hint
 
 ROOT = Path(__file__).parent.parent
 

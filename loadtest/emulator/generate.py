@@ -32,7 +32,7 @@ from loadtest.emulator.wire import (
     parse_body,
     parse_generation,
 )
-from router.base.releases import V0_33, is_at_least
+from router.base.engines import V0_33, is_at_least
 
 
 class _Asked(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from loadtest.results import Run, Summary, summarize
 from loadtest.simulator.setup import Setup
-from router.base.roles import Role
+from router.base.engines import Role
 
 
 class ReplicaUse(Struct, frozen=True, kw_only=True):

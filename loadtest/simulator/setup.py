@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from loadtest.engine_model.time_model import PRESETS, TimeModel
 from loadtest.workload import Workload
-from router.base.roles import Role
+from router.base.engines import Role
 from router.scheduling.waiting import QueueRules
 
 Loop = Literal["open", "closed"]

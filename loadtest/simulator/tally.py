@@ -16,7 +16,7 @@ from loadtest.simulator.setup import Setup
 from loadtest.simulator.ticket import Ticket, ticket_of
 from loadtest.workload import Turn, Workload
 from policies.policy import Policy
-from router.base.roles import Role
+from router.base.engines import Role
 
 
 class Tally:

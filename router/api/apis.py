@@ -21,7 +21,7 @@ from router.api import answers, anthropic, engine_bodies, openai, responses
 from router.api.answers import Usage
 from router.api.body import Outline, with_fields
 from router.api.openai import ChatRequest, CompletionRequest, Json
-from router.base.releases import V0_33, Release, is_at_least
+from router.base.engines import V0_33, Release, is_at_least
 
 Request = ChatRequest | CompletionRequest
 """The fields that decide a request's prompt, for any API."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from router.base.errors import ConfigError
-from router.base.watched_file import WatchedFile
+from router.base.system import WatchedFile
 from router.config import redis_password
 from router.config.secrets import read_secret
 

@@ -25,7 +25,7 @@ from router.assembly.observers import check_sections
 from router.assembly.read_files import _LOOK_S
 from router.assembly.router import Router
 from router.base.errors import ConfigError
-from router.base.watched_file import WatchedFile
+from router.base.system import WatchedFile
 from router.config import Config
 
 if TYPE_CHECKING:

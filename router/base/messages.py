@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 from policies.view import CandidateId
 from router.base.contracts import MAX_BLOCK_SIZE, BlockKey, HashContract
 from router.base.decoding import Count, Keys, Number, Seconds, Text, decoder
-from router.base.roles import Role, Transfer
+from router.base.engines import Role, Transfer
 
 MAX_ORDERS = 4_096
 """Orders that are read."""

@@ -8,6 +8,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from router.base.engines import Role
 from router.base.errors import (
     HostUnknown,
     KeyRefused,
@@ -16,7 +17,6 @@ from router.base.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from router.base.roles import Role
 from router.check import events, tokenizer
 from router.check.finding import Finding, Subject
 from router.check.reach import Deadline

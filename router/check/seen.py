@@ -6,8 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from router.base.engines import Role
 from router.base.messages import StreamStatus
-from router.base.roles import Role
 from router.check.reach import Reach
 from router.discovery.engine_facts import EngineFacts
 from router.discovery.engine_pages import ServerInfo

@@ -8,9 +8,9 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
+from router.base.engines import Release, rules_of
 from router.base.errors import RouterError
-from router.base.releases import Release, rules_of
-from router.base.threads import in_thread
+from router.base.event_loop import in_thread
 from router.check.finding import Finding, Subject
 from router.check.reach import Deadline
 from router.check.seen import ModelSeen

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import click
 
-from router.base.roles import Role, Transfer
+from router.base.engines import Role, Transfer
 from router.cli.admin import Admin, admin_options, echo_json
 from router.cli.terminal import drawing, drawn, num
 

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
+from router.base.engines import BOOTSTRAP_PORT, Transfer
 from router.base.errors import ConfigError
-from router.base.roles import BOOTSTRAP_PORT, Transfer
 from router.config.ranges import Seconds
 from router.config.replicas import ReplicaConfig, pool_of
 

@@ -11,7 +11,7 @@ from msgspec.structs import force_setattr
 
 from router.api.body import FIELDS
 from router.base.addresses import base_url, endpoint_place, place_of
-from router.base.roles import Role, Transfer
+from router.base.engines import Role, Transfer
 from router.config.ranges import Seconds
 
 CostPerHour = Annotated[float, Meta(gt=0, le=1e9)]

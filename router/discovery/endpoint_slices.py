@@ -24,8 +24,8 @@ from typing import Final, get_args
 
 from msgspec import Struct, ValidationError, convert, field
 
+from router.base.engines import Role
 from router.base.errors import DiscoveryError
-from router.base.roles import Role
 from router.config import ReplicaConfig
 from router.config.replicas import CostPerHour
 from router.replicas.replica import Found

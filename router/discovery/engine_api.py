@@ -23,7 +23,7 @@ from router.base.errors import (
     UpstreamUnreachable,
 )
 from router.base.host_names import Names
-from router.base.shortage import shortage
+from router.base.system import shortage
 from router.config.tls import Tls, system_tls
 from router.config.tls import refusal as tls_refusal
 from router.discovery import engine_pages as pages

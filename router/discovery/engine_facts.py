@@ -19,8 +19,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.base.releases import V0_32, is_at_least
-from router.base.roles import Role
+from router.base.engines import V0_32, Role, is_at_least
 from router.config import EventsConfig, ReplicaConfig
 from router.discovery import engine_pages as engine_metrics
 from router.discovery.engine_pages import EngineMetrics, SleepState

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 
 from router.base.contracts import MAX_BLOCK_SIZE
 from router.base.decoding import decoder
-from router.base.roles import ROLE_OF_KIND, TRANSFER_OF_CONNECTOR, Role, Transfer
+from router.base.engines import ROLE_OF_KIND, TRANSFER_OF_CONNECTOR, Role, Transfer
 from router.kv_events.subscriber import EventSource
 from router.replicas.replica import ServedModel
 

@@ -16,8 +16,8 @@ from zoneinfo import ZoneInfo
 from msgspec.structs import replace
 
 from router.api.openai import parse_chat
+from router.base.engines import Release, rules_of
 from router.base.errors import RouterError
-from router.base.releases import Release, rules_of
 from router.config import TokensConfig
 from router.replicas.replica import Replica
 from router.tokens import NeedsEngine, Prompter, Prompters, load_prompter

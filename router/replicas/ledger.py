@@ -21,7 +21,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from policies.view import CandidateId, CostModel
-from router.base.recent import RecentShare
+from router.base.bounded import RecentShare
 from router.replicas.cost_fit import Work, mtoken2
 
 _LATE_RATIO = 0.1

@@ -15,8 +15,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from policies.view import CandidateId, CostModel
+from router.base.engines import in_order
 from router.base.messages import Evacuation
-from router.base.releases import in_order
 from router.replicas.candidate_state import CandidateState
 from router.replicas.cost_fit import CostFit, Speed
 from router.replicas.health import Health, HealthRules, HealthState, ProbeFailure, Signs

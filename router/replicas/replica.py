@@ -27,8 +27,8 @@ from msgspec import Struct
 
 from policies.view import CandidateId
 from router.base.addresses import endpoint_place
+from router.base.engines import Role, Transfer
 from router.base.messages import Evacuation
-from router.base.roles import Role, Transfer
 from router.config import ReplicaConfig
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from router.base.recent import RecentSum
+from router.base.bounded import RecentSum
 
 WINDOW_S: Final = 10.0
 NUM_ALWAYS: Final = 10  # in a window: a share of little traffic is nothing

@@ -24,8 +24,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from policies.view import CandidateId
-from router.base.bounded import Bounded
-from router.base.recent import RecentRate
+from router.base.bounded import Bounded, RecentRate
 
 PATIENCE: Final = 9.0
 """A conversation that is silent for so many usual pauses has no room, whatever it costs."""

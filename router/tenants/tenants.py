@@ -13,7 +13,7 @@ from typing import Final
 
 from router.base.caller import Caller, InFlight, cache_salt
 from router.base.errors import ConfigError, Unauthorized
-from router.base.watched_file import WatchedFile
+from router.base.system import WatchedFile
 from router.scheduling.classes import BATCH
 from router.tenants.file import (
     DIGEST,

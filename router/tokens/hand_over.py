@@ -31,7 +31,7 @@ import xxhash
 from router.api.openai import ChatRequest
 from router.base.backoff import Suspension
 from router.base.bounded import Bounded
-from router.base.releases import V0_32, Release, is_at_least
+from router.base.engines import V0_32, Release, is_at_least
 from router.tokens.prompter import Prompters
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any, get_args
 
-from router.base.releases import V0_32, Release
+from router.base.engines import V0_32, Release
 from router.tokens import models
 from router.tokens.encoder import TextEncoder
 from router.tokens.media import MediaBook, MediaKind, Placeholder

@@ -44,7 +44,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest, xxh3_128_intdigest
 from router.api.openai import Json, TokenIds
 from router.base.backoff import Suspension
 from router.base.bounded import Bounded, BoundedBytes
-from router.base.releases import V0_32, V0_33, Release
+from router.base.engines import V0_32, V0_33, Release
 from router.tokens.encoder import ChatEncoder
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.prompt_tree import Boundary, NewSegment, PromptBoundaries

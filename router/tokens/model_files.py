@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from router.base.releases import V0_32, Release
+from router.base.engines import V0_32, Release
 from router.tokens.needs_engine import NeedsEngine, is_failure
 
 # Methods that a tokenizer class must not override.
@@ -28,7 +28,7 @@ class ModelFiles:
             template of the tokenizer. None: the model's own.
         tokenizer_mode: The engine's `--tokenizer-mode`; None: not set.
         local_files_only: Do not go to the hub.
-        release: The engine's; see `router.base.releases`.
+        release: The engine's; see `router.base.engines`.
 
     template: The text or the name of the given template; None: none is given.
     mode: The given mode; None: the engine chooses one by the model's files.

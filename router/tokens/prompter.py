@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final, Literal, Self
 
 from router.api.openai import ChatRequest, CompletionRequest, TokenIds
-from router.base.releases import V0_32, Release
+from router.base.engines import V0_32, Release
 from router.tokens.boundaries import IdCuts, slice_ids
 from router.tokens.encoder import ChatEncoder, NoEncoder, PlainEncoder
 from router.tokens.media import (

@@ -26,8 +26,8 @@ from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from router.api.openai import ChatRequest, Json
+from router.base.engines import V0_32, V0_33, Release
 from router.base.errors import TemplateFailed
-from router.base.releases import V0_32, V0_33, Release
 from router.tokens.needs_engine import NeedsEngine
 
 ContentFormat = Literal["string", "openai"]

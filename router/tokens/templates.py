@@ -48,8 +48,8 @@ from jinja2.utils import Namespace
 from msgspec.structs import replace
 
 from router.api.openai import ChatRequest, Json
+from router.base.engines import V0_32, Release
 from router.base.errors import TemplateFailed
-from router.base.releases import V0_32, Release
 from router.tokens.conversation import (
     Conversation,
     JsonMemo,

@@ -21,7 +21,7 @@ from router.base.errors import (
     UpstreamTimeout,
 )
 from router.base.host_names import Names
-from router.base.shortage import shortage
+from router.base.system import shortage
 from router.config import ForwardConfig
 from router.config.tls import Tls
 from router.replicas.health import Signs

@@ -51,7 +51,7 @@ from router.base.errors import (
     UpstreamUnreachable,
 )
 from router.base.host_names import Names
-from router.base.shortage import shortage
+from router.base.system import shortage
 from router.config.tls import Tls
 from router.config.tls import refusal as tls_refusal
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from router.api.openai import parse_chat
-from router.base.releases import V0_32
+from router.base.engines import V0_32
 from router.config import TokensConfig
 from router.discovery import prompter_loader
 from router.discovery.prompter_loader import PrompterLoader, configured_prompter

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from policies import CandidateId, CostModel, Holding, ReplicaView, RequestView, Snapshot, create
+from router.base.engines import Role
 from router.base.errors import NoReplicaAvailable, UnknownModel
 from router.base.messages import KvGroup
-from router.base.roles import Role
 from router.index.behind import Behind
 from router.index.hit_length import KvLayout
 from router.records.record import Outcome

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.base.recent import RecentRate, RecentShare, RecentSum
+from router.base.bounded import RecentRate, RecentShare, RecentSum
 
 
 def test_terms_fade() -> None:

@@ -29,8 +29,8 @@ from loadtest.markdown import table
 from router.api.anthropic import parse_messages
 from router.api.openai import ChatRequest, Json, parse_chat
 from router.api.responses import parse_responses
+from router.base.engines import V0_32, Release, rules_of
 from router.base.errors import ClientError
-from router.base.releases import V0_32, Release, rules_of
 from router.tokens import NeedsEngine, Prompter, load_prompter
 from tests.engines.overlay import PYTHON, environment, overlay, version_of
 from tests.tokens import kimi_models

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.base.releases import V0_32, V0_33
+from router.base.engines import V0_32, V0_33
 from router.tokens.template_probes import detect_content_format
 from router.tokens.templates import stock_template
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from loadtest.emulator.options import TINY_MODEL
+from router.base.engines import V0_32, V0_33, Release, is_at_least, rules_of
 from router.base.errors import ClientError
-from router.base.releases import V0_32, V0_33, Release, is_at_least, rules_of
 from router.tokens import Prompter, load_prompter
 from tests.tokens.engine_flags import DEFAULTS, GOLDEN, Case, default_cases, release_cases
 from tests.tokens.prove_families import ours

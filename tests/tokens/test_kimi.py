@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from router.api.openai import parse_chat
-from router.base.extras import install_hint
+from router.base.system import install_hint
 from router.tokens import Prompter, load_prompter
 from router.tokens.models.kimi_tools import declare_tools, sort_keys
 from tests.tokens.kimi_models import build_model

@@ -14,7 +14,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from router.api.openai import parse_chat
-from router.base.extras import install_hint
+from router.base.system import install_hint
 from router.tokens import NeedsEngine, Prompter, load_prompter, model_files
 from tests.tokens.vllm_routes import MODEL
 

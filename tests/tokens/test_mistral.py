@@ -14,7 +14,7 @@ from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 from router.api.openai import parse_chat, parse_completion
 from router.api.responses import parse_responses
 from router.base.errors import TemplateFailed
-from router.base.extras import install_hint
+from router.base.system import install_hint
 from router.tokens import NeedsEngine, Prompter, load_prompter
 from router.tokens.model_files import ModelFiles
 from router.tokens.models import FAMILIES, find_family, mistral, modes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.base.releases import V0_32, V0_33
+from router.base.engines import V0_32, V0_33
 from router.tokens import Prompter, Prompters
 
 

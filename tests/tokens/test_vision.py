@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from router.api.openai import ChatRequest, parse_chat
 from router.api.responses import parse_responses
 from router.base.contracts import HashContract, block_key
-from router.base.releases import V0_33
+from router.base.engines import V0_33
 from router.request import media_tokens
 from router.request.media_tokens import MediaFinder
 from router.tokens import NeedsEngine, Prompter, load_prompter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from router.base.errors import ConfigError
-from router.base.extras import install_hint
+from router.base.system import install_hint
 from router.http.connection import Handler
 from router.http.exchange import Access
 from router.http.pages import Pages

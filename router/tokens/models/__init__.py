@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, cast
 
-from router.base.extras import install_hint
+from router.base.system import install_hint
 from router.tokens.model_files import ModelFiles
 from router.tokens.models import modes
 from router.tokens.needs_engine import NeedsEngine

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from router.api.openai import ChatRequest, Json
+from router.base.engines import V0_32, Release
 from router.base.errors import TemplateFailed
-from router.base.releases import V0_32, Release
 from router.tokens.conversation import Conversation, JsonMemo, build_conversation
 from router.tokens.encoder import TextEncoder
 from router.tokens.model_files import ModelFiles

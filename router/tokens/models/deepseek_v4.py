@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from router.api.openai import Json
+from router.base.engines import V0_33
 from router.base.errors import TemplateFailed
-from router.base.releases import V0_33
 from router.tokens.conversation import Conversation, JsonMemo, build_conversation
 from router.tokens.model_files import ModelFiles
 from router.tokens.models import modes

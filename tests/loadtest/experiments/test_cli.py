@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from loadtest.experiments import cli
-from router.base.extras import install_hint
+from router.base.system import install_hint
 from tests.loadtest.experiments.samples import CONTROL, TREATMENT, Scene, records, write
 
 MADE = records(Scene(num_sessions=120))
