@@ -29,9 +29,8 @@ from router.metrics import Metrics
 from router.pool.pools import Pools
 from router.pool.status import PoolStatus
 from router.replicas.deaths import Deaths
-from router.replicas.engine_key import EngineKey
 from router.replicas.fleet import Fleet
-from router.replicas.registry import Registry
+from router.replicas.registry import EngineKey, Registry
 from router.replicas.response_owners import ResponseOwners
 from router.request.fetch import Fetches
 from router.scheduling.conversations import Conversations

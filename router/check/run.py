@@ -16,8 +16,7 @@ from router.config.hosts import HostRules
 from router.config.secrets import read_secret
 from router.config.tls import client_tls
 from router.discovery.engine_api import EngineApi
-from router.replicas.engine_key import EngineKey
-from router.replicas.registry import Registry
+from router.replicas.registry import EngineKey, Registry
 from router.replicas.replica import Entry
 
 

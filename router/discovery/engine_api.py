@@ -30,7 +30,7 @@ from router.discovery import engine_pages as pages
 from router.discovery.engine_facts import EngineFacts, RankLoads, read_facts, read_loads
 from router.discovery.engine_pages import NO_METRICS, EngineMetrics, ServerInfo, SleepState
 from router.kv_events.subscriber import EventSource
-from router.replicas.engine_key import NO_KEY, EngineKey
+from router.replicas.registry import NO_KEY, EngineKey
 from router.replicas.replica import ServedModel
 from router.upstream.session import (
     Connector,

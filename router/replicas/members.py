@@ -1,7 +1,7 @@
 """The replicas by name, with the health of each: who is there.
 
 What must live here: what stays with a replica's name until it is another server. What must not: who
-is offered a request (router.replicas.offers), work in flight (router.replicas.load).
+is offered a request (router.replicas.offers), work in flight (router.replicas.fleet).
 """
 
 from __future__ import annotations

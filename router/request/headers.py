@@ -11,7 +11,7 @@ from router.api.body import PREFIX, Withheld
 from router.api.clients import FORWARDED
 from router.api.sessions import engine_name
 from router.base.caller import ANYBODY
-from router.replicas.engine_key import EngineKey
+from router.replicas.registry import EngineKey
 from router.request.observer import NO_OBSERVERS, Observers
 from router.request.plan import Placement
 from router.request.results import Prompt, Read, Tries, Wait

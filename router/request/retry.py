@@ -55,9 +55,8 @@ from router.base.errors import (
 from router.config import ForwardConfig
 from router.metrics import Metrics
 from router.records.record import Outcome, Try
-from router.replicas.deaths import Body, Deaths
+from router.replicas.deaths import Body, Deaths, RetryBudget
 from router.replicas.fleet import Fleet
-from router.replicas.retry_budget import RetryBudget
 from router.request.fetch import READ_FAILED
 from router.request.place import Place
 from router.request.plan import Placement

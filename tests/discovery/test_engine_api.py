@@ -23,7 +23,7 @@ from router.discovery import engine_pages as engine_metrics
 from router.discovery.engine_api import EngineApi
 from router.discovery.engine_pages import EventSource, ServerInfo
 from router.replicas import ServedModel
-from router.replicas.engine_key import EngineKey
+from router.replicas.registry import EngineKey
 from tests.conftest import Serve
 from tests.discovery.pages import METRICS, MODELS, SOURCES
 from tests.ports import free_port

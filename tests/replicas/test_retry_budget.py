@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from router.replicas.retry_budget import NUM_ALWAYS, WINDOW_S, RetryBudget
+from router.replicas.deaths import NUM_ALWAYS, WINDOW_S, RetryBudget
 
 
 def spend(budget: RetryBudget, now_s: float) -> int:
