@@ -49,7 +49,7 @@ from router.assembly import Router, build_listeners
 from router.assembly.reload import Reload
 from router.base import logs
 from router.base.errors import ConfigError
-from router.base.event_loop import collect_garbage
+from router.base.garbage import collect_garbage
 from router.base.supervisor import ignore, keep_running
 from router.base.system import notify, watchdog_s
 from router.config import Config, redis_password

@@ -1,4 +1,4 @@
-"""router.base.event_loop: collections see what is new, and everything at times; memory goes back."""
+"""router.base.garbage: collections see what is new, and everything at times; memory goes back."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from router.assembly.observers import add_observers
 from router.assembly.parts import Parts
 from router.assembly.read_files import ReadFiles
 from router.base.errors import ConfigError, RouterError
-from router.base.event_loop import Turns
+from router.base.loop_turns import Turns
 from router.cluster.following import LogTails
 from router.config import Config, PolicyConfig
 from router.config.secrets import read_secret

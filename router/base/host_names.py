@@ -20,7 +20,7 @@ from typing import Final
 
 from router.base.addresses import address_of
 from router.base.bounded import Bounded
-from router.base.event_loop import in_thread
+from router.base.loop_turns import in_thread
 
 logger = logging.getLogger(__name__)
 

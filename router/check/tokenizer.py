@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from router.base.engines import Release, rules_of
 from router.base.errors import RouterError
-from router.base.event_loop import in_thread
+from router.base.loop_turns import in_thread
 from router.check.finding import Finding, Subject
 from router.check.reach import Deadline
 from router.check.seen import ModelSeen

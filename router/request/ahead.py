@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from policies.view import CandidateId
 from router.base.contracts import HashContract
 from router.base.errors import RouterError, StoreError
-from router.base.event_loop import Turns
+from router.base.loop_turns import Turns
 from router.base.messages import StreamId
 from router.cluster.candidate_source import CandidateNames
 from router.cluster.following import LogTails

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from router.api.sessions import engine_name
 from router.base.bounded import RecentRate
 from router.base.errors import DeadlineUnmet, QueueFull, TbtUnmet
-from router.base.event_loop import TURN_S
+from router.base.loop_turns import TURN_S
 from router.config import QueueConfig
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet

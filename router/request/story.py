@@ -35,7 +35,7 @@ from router.base.errors import (
     UpstreamError,
     UpstreamUnreachable,
 )
-from router.base.event_loop import Turns
+from router.base.loop_turns import Turns
 from router.records.record import Outcome, Try
 from router.request.headers import RequestHeaders, counted_headers, early_headers
 from router.request.observer import Observers

@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 from loadtest.markdown import table
 from router.api import routes as served
 from router.base.contracts import ALGORITHMS
-from router.http import control
+from router.http import admin
 from router.kv_events import wire
 from router.tokens.models import modes
 from tests.docs_blocks import VLLM_FLAGS
@@ -188,7 +188,7 @@ def _registries(kind: str, now: Any, before: Any) -> Iterator[Row]:
 
 
 def needed_routes() -> set[str]:
-    orders = {control.path_of(route) for route in control.ROUTES}
+    orders = {admin.path_of(route) for route in admin.ROUTES}
     return {*served.KNOWN, *orders, *_ENGINE_ROUTES} - _OWN_ROUTES
 
 

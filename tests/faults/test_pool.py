@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from router.replicas import retry_budget
+from router.replicas import deaths
 from router.request import retry
 from tests.faults.pooled import pool_tokens, pooled
 from tests.faults.stage import Engines, arm, chat, holder, on_stage, streamed, words
@@ -86,7 +86,7 @@ async def test_a_failed_read_and_a_dead_replica_are_no_clients_error(
 
     What the dead one held is computed by the one that is left.
     """
-    monkeypatch.setattr(retry_budget, "NUM_ALWAYS", 1)
+    monkeypatch.setattr(deaths, "NUM_ALWAYS", 1)
     settings = {"forward__retry_ratio": 0.0, "policy__name": "least_loaded"}
     async with pooled(health__interval_s=3600.0, **settings) as it:
         first = await it.ask(0)

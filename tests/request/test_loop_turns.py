@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from router.base import loop_turns as module
-from router.base.event_loop import Turns
+from router.base.loop_turns import Turns
 from router.request import queue as queue_module
 from tests.faults.stage import Engines, Stage, chat, on_stage, words
 
