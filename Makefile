@@ -11,9 +11,9 @@ PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compi
 # Compiled code is kept, whatever the shell says: tests start a hundred processes of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo package test linted tested lint style types floors test-engines lower-bounds compose-real chaos fuzz prove compat bench docs site lock audit sbom clean
+.PHONY: demo package test linted tested lint style types floors test-engines lower-bounds compose-real chaos fuzz prove compat bench docs pictures site lock audit sbom clean
 
-demo: $(DEMO)             ## 24 agents, three simulated replicas, three policies: a verdict, a table, a picture
+demo: $(DEMO)             ## 24 agents, three simulated replicas, three policies: a verdict and a table
 	$(BIN)/warmroute demo $(ARGS)
 
 test: $(STAMP)            ## floors, style, types, beside them the tests; what fails is said at the end
@@ -90,6 +90,9 @@ docs: $(STAMP)            ## regenerate what is made from the code
 	$(BIN)/python -m loadtest.dev.docs
 	$(BIN)/python docker/grafana/dashboard.py
 	$(BIN)/python docker/helm/generate.py
+
+pictures: $(STAMP)        ## the pictures and the recorded output of the docs; four minutes
+	$(BIN)/python -m tests.pictures
 
 site: $(STAMP)            ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

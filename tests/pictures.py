@@ -1,24 +1,63 @@
-"""Take the live page's pictures for the docs: `python -m tests.observers.live.pictures`."""
+"""Make the pictures and the recorded output of the docs: `python -m tests.pictures`.
+
+Each says what it was made from, so that a test can tell that it is stale. Only the drawing of the
+architecture is made by hand.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import random
+import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from click.testing import CliRunner
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
+from loadtest.demo import demo
 from loadtest.emulator.emulator import Emulator
 from loadtest.engine_model.time_model import TimeModel
 from tests.faults.stage import Engines, Json, Stage, chat, on_stage, streamed, words
 from tests.observers.live.browser import Page, browsing
 
-IMAGES = Path(__file__).resolve().parents[3] / "docs" / "images"
+ROOT = Path(__file__).resolve().parent.parent
+IMAGES = ROOT / "docs" / "images"
+PAGE = ROOT / "router" / "observers" / "live" / "page.html"
+DEMO = ROOT / "docs" / "get-started" / "demo.md"
+RECORDED = re.compile(
+    r"<!-- recorded while `demo --short` gives (\w+) -->\n```text\n(.*?)```\n", re.DOTALL
+)
 NUM_AGENTS, SECONDS = 8, 150.0
 _NUM_COLOURS = 256  # half of the bytes
 SPEED = TimeModel(base_ms=8.0, ms_per_prefill_token=0.5)
+
+
+def digest(content: bytes) -> str:
+    """Return what tells two inputs apart."""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def demo_output(*args: str) -> str:
+    """Run the demo, and return what it prints where there is no terminal."""
+    with tempfile.TemporaryDirectory() as folder:
+        answer = CliRunner().invoke(demo, [*args, "-o", folder])
+    assert answer.exit_code == 0, answer.output
+    lines = answer.output.replace(f"{folder}/", "demo-out/").splitlines()
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def record_demo() -> None:
+    """Write the demo's output into its page."""
+    short, whole = digest(demo_output("--short").encode()), demo_output()
+    made = f"<!-- recorded while `demo --short` gives {short} -->\n```text\n{whole}```\n"
+    text, number = RECORDED.subn(lambda _: made, DEMO.read_text())
+    assert number == 1
+    DEMO.write_text(text)
 
 
 async def agent(stage: Stage, number: int, until_s: float) -> None:
@@ -51,10 +90,13 @@ async def disturb(stage: Stage, engines: Sequence[Emulator]) -> None:
 async def take(page: Page, name: str) -> None:
     """Write what is on the screen."""
     picture = Image.open(io.BytesIO(await page.picture())).convert("RGB")
-    picture.quantize(_NUM_COLOURS, dither=Image.Dither.NONE).save(IMAGES / name, optimize=True)
+    source = PngInfo()
+    source.add_text("source", digest(PAGE.read_bytes()))
+    few = picture.quantize(_NUM_COLOURS, dither=Image.Dither.NONE)
+    few.save(IMAGES / name, optimize=True, pnginfo=source)
 
 
-async def main() -> None:
+async def take_page() -> None:
     """Have agents talk, and look at the page meanwhile."""
     settings = {"queue__mode": "on"}
     async with (
@@ -84,4 +126,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(take_page())
+    record_demo()
