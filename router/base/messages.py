@@ -185,8 +185,8 @@ class StreamHead(Struct, frozen=True, kw_only=True):
 class Began(Struct, frozen=True, array_like=True, tag="began"):
     """A request was sent to a candidate; its lease and its claim count from here.
 
-    `claimed` packs the keys that will be computed there; `num_held` blocks lie before them, and
-    `held` packs those, of BLIND candidates alone: what is guessed there is the whole chain.
+    `claimed` packs the keys that will be computed there. `held` packs those before them, of BLIND
+    candidates alone: what is guessed there is the whole chain.
     """
 
     number: Number  # of the lease, unique in its router's life
@@ -196,7 +196,6 @@ class Began(Struct, frozen=True, array_like=True, tag="began"):
     num_fetched_tokens: Count
     streams: bool
     claimed: Keys = b""
-    num_held: Count = 0
     session_hash: int | None = None
     held: Keys = b""
     is_from_pool: bool = False  # where the fetched tokens are read

@@ -128,7 +128,6 @@ class Outbox:
             num_fetched_tokens=booking.num_fetched_tokens,
             streams=booking.streams,
             claimed=pack_keys(chain[num_held_blocks:]),
-            num_held=num_held_blocks,
             session_hash=session_hash,
             held=pack_keys(chain[:num_held_blocks]) if is_blind else b"",
             is_from_pool=booking.is_from_pool,

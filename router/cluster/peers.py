@@ -415,10 +415,7 @@ class Peers:
         keys = self._unpacked(note)
         if keys:
             num_held = len(note.held) // 8
-            num_cut_blocks = 0 if num_held else note.num_held
-            work.claim = self._caches.claim(
-                candidate, keys, num_held, num_cut_blocks=num_cut_blocks
-            )
+            work.claim = self._caches.claim(candidate, keys, num_held)
         if work.is_answered and work.lease is not None:
             self._fleet.load.first_token(work.lease, work.begun_s)
         return True

@@ -31,7 +31,6 @@ from router.index.copies import (
     remove,
     remove_to,
 )
-from router.index.eviction import EvictionOrder
 from router.index.hit_length import Chain, KvLayout
 from router.index.journal import MAX_PENDING, Changes, Journal, held_change
 from router.index.prefix import (
@@ -40,8 +39,6 @@ from router.index.prefix import (
     Either,
     PrefixEnd,
     leading,
-    num_leading,
-    num_leading_exactly,
     prolonged,
 )
 
@@ -59,8 +56,6 @@ class BlockMatch(Struct, frozen=True, gc=False):
 
 
 NO_BLOCKS = BlockMatch(0, 0, 0)
-
-_MAX_CHECKED = 1_024  # blocks of the match of the chosen candidate
 
 
 class Speculation:
@@ -105,10 +100,6 @@ class Speculation:
             del self._holdings.deferred[self._keys[0]]
             add(self._holdings.computing, self._keys[self._num_entered :])
             self._num_entered = len(self._keys)
-
-    def num_missing(self, held: Container[BlockKey]) -> int:
-        """Count the claimed blocks that are not `held` yet."""
-        return len(self._keys) - num_leading(self._keys, held)
 
     def end(self) -> None:
         """Release the claim; a second time does nothing."""
@@ -166,7 +157,6 @@ class BlockIndex:
         min_deferred: Blocks of a claim from which on it is deferred; see `Speculation`.
 
     `dropping`: candidates whose engine computes the last block of each hit again (EAGLE, MTP).
-    `orders`: in which order candidates will evict. They learn which blocks are stored.
     """
 
     __slots__ = (
@@ -179,7 +169,6 @@ class BlockIndex:
         "_num_emptied",
         "_retired",
         "dropping",
-        "orders",
     )
 
     def __init__(
@@ -193,7 +182,6 @@ class BlockIndex:
         self._journals: dict[CandidateId, Journal] = {}
         self._layouts: dict[CandidateId, KvLayout | None] = {}
         self.dropping: set[CandidateId] = set()
-        self.orders: dict[CandidateId, EvictionOrder] = {}
         self._retired: list[Copies] = []
         self._num_emptied: Counter[CandidateId] = Counter()
         self._max_cpu_blocks = max_cpu_blocks
@@ -207,12 +195,8 @@ class BlockIndex:
         candidate: CandidateId,
         keys: Sequence[BlockKey],
         tier: Tier = "gpu",
-        parent: BlockKey | None = None,
     ) -> None:
-        """Add one copy of each block. `keys` must not change later: a journal keeps it.
-
-        `parent`: the block before the first; None: there is none, or it is not known.
-        """
+        """Add one copy of each block. `keys` must not change later: a journal keeps it."""
         holdings = self._of(candidate)
         copies = holdings.gpu if tier == "gpu" else holdings.cpu
         add(copies, keys)
@@ -222,10 +206,6 @@ class BlockIndex:
                     holdings.deferred[first].enter()
         if holdings.journal is not None:
             holdings.journal.note(tier, keys)
-        if parent is not None and tier == "gpu":
-            order = self.orders.get(candidate)
-            if order is not None:
-                order.stored(parent, keys)
         if tier == "cpu" and len(copies) > self._max_cpu_blocks:
             num_surplus = len(copies) - self._max_cpu_blocks + self._max_cpu_blocks // 64
             dropped = drop_oldest(copies, num_surplus)
@@ -431,11 +411,6 @@ class BlockIndex:
         """Count how often that was; an epoch may also begin because events were missed."""
         return self._num_emptied[candidate]
 
-    def num_computing(self, candidate: CandidateId) -> int:
-        """Count distinct claimed blocks, including those that have come by now."""
-        holdings = self._holdings.get(candidate)
-        return holdings.num_computing if holdings is not None else 0
-
     def claimed(self) -> dict[CandidateId, int]:
         """Count the claimed blocks of each candidate that has any."""
         every = ((each, holdings.num_computing) for each, holdings in self._holdings.items())
@@ -463,22 +438,6 @@ class BlockIndex:
         """Return when the candidate last lost the block, monotonic; None: not recently."""
         holdings = self._holdings.get(candidate)
         return holdings.evicted.added_s(key) if holdings is not None else None
-
-    def unbroken(self, candidate: CandidateId, chain: Sequence[BlockKey], num_blocks: int) -> int:
-        """Count leading blocks of a match one by one, if they are not too many: 0.03 us each.
-
-        A longer match may have a hole in the middle. Then one prediction is too high, and the
-        request itself fills the hole.
-        """
-        holdings = self._holdings.get(candidate)
-        if holdings is None or num_blocks > _MAX_CHECKED or candidate in self._layouts:
-            return num_blocks
-        blocks = chain[:num_blocks]
-        num_held = num_leading_exactly(blocks, holdings.gpu)
-        if num_held < num_blocks and holdings.computing:
-            holdings.enter_all()
-            num_held = num_leading_exactly(blocks, Either(holdings.gpu, holdings.computing))
-        return num_held
 
     def has_groups(self, candidate: CandidateId) -> bool:
         """Return whether the candidate has several KV groups."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec import structs
 
@@ -19,7 +19,7 @@ from router.index.behind import NOTHING_BEHIND, Behind
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
 from router.index.candidate_stream import CandidateStream, StreamReason, StreamState
 from router.index.claims import Audit, Claim, recover
-from router.index.eviction import EvictionOrder, FirstLost
+from router.index.running import Running
 
 logger = logging.getLogger(__name__)
 
@@ -30,23 +30,16 @@ LINGER_S = 1.0
 replay delays live events as long. The next turn must not find a gap."""
 
 
-class _Room(NamedTuple):
-    """What a candidate's room is computed from."""
-
-    order: EvictionOrder
-    capacity: int  # blocks
-    block_size: int
-
-
 class CacheView:
     """The caches of all candidates, as far as they are known."""
 
-    __slots__ = ("_claims", "_eagles", "_streams", "audit", "index")
+    __slots__ = ("_claims", "_eagles", "_running", "_streams", "audit", "index")
 
     def __init__(self, index: BlockIndex) -> None:
         self.index = index
         self._claims: dict[CandidateId, list[Claim]] = {}  # those whose blocks have not all come
         self._eagles: set[CandidateId] = set()  # configured so
+        self._running: dict[CandidateId, Running] = {}
         self._streams: dict[CandidateId, CandidateStream] = {}
         self.audit = Audit(index, self._streams)
 
@@ -69,14 +62,14 @@ class CacheView:
         self._streams[candidate] = stream
         stream.on_applied = self._applied
         self._observe_lookahead(candidate)
-        self.index.orders.setdefault(candidate, EvictionOrder())
+        self._running.setdefault(candidate, Running())
 
     def drop(self, candidate: CandidateId) -> None:
         """Remove a candidate and its blocks."""
         self._streams.pop(candidate, None)
         self.audit.remove(candidate)
         self._claims.pop(candidate, None)
-        self.index.orders.pop(candidate, None)
+        self._running.pop(candidate, None)
         self._eagles.discard(candidate)
         self.index.dropping.discard(candidate)
         self.index.clear(candidate)
@@ -204,73 +197,23 @@ class CacheView:
                 max(0, found.num_cpu_blocks - 1),
             )
 
-    def surviving(self, chain: Sequence[BlockKey], candidate: CandidateId, num_blocks: int) -> int:
-        """Count the leading blocks that are still there when a request sent now is scheduled.
-
-        `num_blocks`: those that are there now. Requests in front of it evict the others.
-        """
-        num_left = num_blocks
-        for num_before, key in self._lost(candidate):
-            if num_before < num_left and chain[num_before] == key:
-                num_left = num_before
-        if num_left < num_blocks and candidate in self.index.dropping:
-            return max(0, num_left - 1)
-        return num_left
-
-    def unbroken(self, chain: Sequence[BlockKey], candidate: CandidateId, num_blocks: int) -> int:
-        """Count the leading blocks of a match up to a gap."""
-        num_left = self.index.unbroken(candidate, chain, num_blocks)
-        if num_left < num_blocks and candidate in self.index.dropping:
-            return max(0, num_left - 1)
-        return num_left
-
     def has_room(self, chain: Sequence[BlockKey], candidate: CandidateId, num_tokens: int) -> bool:
         """Return whether a candidate has free blocks for a prompt, besides its running requests.
 
         If not, the prompt waits in the engine until requests end, and later prompts wait behind it.
-        True if that is not known, as in `surviving`.
-        """
-        known = self._room_of(candidate)
-        if known is None or not known.order.num_running:
-            return True
-        order, capacity, size = known
-        num_needed = -(-num_tokens // size)
-        num_free = capacity - order.num_in_use() - order.num_open(size)
-        return num_needed <= num_free or num_needed - order.num_shared(chain) <= num_free
-
-    def _lost(self, candidate: CandidateId) -> Sequence[FirstLost]:
-        """List what a candidate evicts for the requests that it has.
-
-        It needs room for its blocks, for those being computed, and for one open block of each
-        request, or two if the answer reaches the next block.
-        """
-        known = self._room_of(candidate)
-        if known is None:
-            return ()
-        index, (order, capacity, size) = self.index, known
-        num_lost = index.num_blocks(candidate) + order.num_running - capacity
-        if num_lost + order.num_running + index.num_computing(candidate) <= 0:
-            return ()
-        held = index.on_gpu(candidate)
-        claims = self._claims.get(candidate, ())
-        num_lost += order.num_open(size) - order.num_running
-        num_lost += sum([c.speculation.num_missing(held) for c in claims if c.speculation])
-        return order.lost(num_lost, held) if num_lost > 0 else ()
-
-    def _room_of(self, candidate: CandidateId) -> _Room | None:
-        """Return what a candidate's room is computed from; None: its evictions are not known.
-
-        That is the case if its blocks are guessed, if several KV groups share them, or if it has
-        more blocks than its reported capacity.
+        True if that is not known: if the candidate's blocks are guessed, if several KV groups share
+        them, or if it has more blocks than its reported capacity.
         """
         index, stream = self.index, self._streams.get(candidate)
-        order = index.orders.get(candidate)
-        if stream is None or order is None or stream.is_blind or index.has_groups(candidate):
-            return None
+        running = self._running.get(candidate)
+        if stream is None or not running or stream.is_blind or index.has_groups(candidate):
+            return True
         capacity = stream.capacity_blocks - 1  # null block
         if index.num_blocks(candidate) > capacity:
-            return None
-        return _Room(order, capacity, stream.contract.block_size)
+            return True
+        num_needed = -(-num_tokens // stream.contract.block_size)
+        num_free = capacity - running.num_in_use()
+        return num_needed <= num_free or num_needed - running.num_shared(chain) <= num_free
 
     def claim(
         self,
@@ -278,29 +221,23 @@ class CacheView:
         keys: Sequence[BlockKey],
         num_held_blocks: int,
         num_tokens: int | None = None,
-        *,
-        num_cut_blocks: int = 0,
     ) -> Claim:
         """Claim the chain for a request that is about to be sent: it counts as held from now on.
 
         `num_tokens`: of the prompt; None: not known, so blocks of other KV groups are not claimed.
-        `num_cut_blocks`: unknown blocks of the chain before `keys`.
         """
         num_in_tiers = self._num_in_tiers(candidate, keys, num_held_blocks, num_tokens)
         new = keys[num_held_blocks:]
         others = () if num_tokens is None else self.index.left_by(candidate, keys, num_tokens)
         computing = (*new, *others) if others else new
         speculation = self.index.speculate(candidate, computing) if new else None
-        order = self.index.orders.get(candidate)
-        use = None
-        if order is not None:
-            use = order.begin(keys, self.index.on_gpu(candidate), num_tokens, num_cut_blocks)
+        running = self._running.get(candidate)
         claim = Claim(
             candidate=candidate,
             keys=keys,
             others=others,
             speculation=speculation,
-            use=use,
+            use=running.begin(keys) if running is not None else None,
             num_held_blocks=num_held_blocks,
             num_tier_blocks=num_in_tiers,
             num_removals=self.index.num_removals(candidate),
@@ -315,9 +252,9 @@ class CacheView:
 
         Blocks that a candidate without events has computed are remembered as a guess.
         """
-        stream, order = self._streams.get(claim.candidate), self.index.orders.get(claim.candidate)
-        if order is not None and claim.use is not None:
-            order.end(claim.use, now_s)
+        stream, running = self._streams.get(claim.candidate), self._running.get(claim.candidate)
+        if running is not None and claim.use is not None:
+            running.end(claim.use)
         if computed and stream is not None and stream.is_blind:
             keys = (*claim.others, *claim.keys) if claim.others else claim.keys
             self.index.remember(claim.candidate, keys, stream.capacity_blocks)

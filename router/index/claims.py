@@ -26,7 +26,7 @@ from policies.view import CandidateId
 from router.base.contracts import BlockKey
 from router.index.block_index import BlockIndex, Speculation
 from router.index.candidate_stream import CandidateStream, Trust
-from router.index.eviction import Use
+from router.index.running import Use
 
 
 def recover(index: BlockIndex, claim: Claim) -> int:

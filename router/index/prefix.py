@@ -66,11 +66,6 @@ def leading(chain: Sequence[BlockKey], held: Container[BlockKey], ends: list[Pre
     return _checked(chain, held, low)
 
 
-def num_leading(chain: Sequence[BlockKey], held: Container[BlockKey], start: int = 0) -> int:
-    """Count leading blocks in `held`, assuming the first `start`; holes are not searched for."""
-    return _bisect(chain, held, start, len(chain))
-
-
 def _bisect(chain: Sequence[BlockKey], held: Container[BlockKey], low: int, high: int) -> int:
     while low < high:
         middle = (low + high) // 2

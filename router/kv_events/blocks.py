@@ -239,11 +239,7 @@ class RankBlocks:
                 self._candidate, self._index.missing(self._candidate, keys, tier), tier
             )
         else:
-            parent = event.parent_block_hash
-            if parent is None or salt or self._translation is not None:
-                self._index.store(self._candidate, keys, tier)
-            else:
-                self._index.store(self._candidate, keys, tier, block_key(parent))
+            self._index.store(self._candidate, keys, tier)
         self.counters.num_stored += len(keys)
 
     def _salt(self, event: BlockStored, tier: Tier) -> int | None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from policies.view import NOTHING_HELD, CandidateId, Holding, ReplicaView
+from policies.view import NOTHING_HELD, CandidateId, Holding
 from router.base.contracts import HashContract
 from router.index.block_index import NO_BLOCKS
 from router.index.cache_view import CacheView
@@ -57,31 +57,6 @@ class Matcher:
             fetchable=fetchable,
             first_blocks_hash=self._first_blocks(prompt, candidates),
         )
-
-    def surviving(self, prompt: Prompt, candidate: Candidate, view: ReplicaView) -> ReplicaView:
-        """Show of the chosen candidate what of its match is left when it comes to the request.
-
-        And no more than what is whole: a match is found by bisecting.
-
-        Those in front of it evict the rest. Policies go by what is there now: without the queue
-        they would move more conversations, and recompute a tenth more (docs/research/index.md).
-        """
-        contract = self.caches.contract(view.id)
-        if prompt.tokens is None or contract is None or not view.num_gpu_tokens:
-            return view
-        if not prompt.is_placed_at(candidate):
-            return view
-        num_blocks = view.num_gpu_tokens // contract.block_size
-        keys = prompt.keys(contract)
-        num_left = self.caches.surviving(keys, view.id, num_blocks)
-        if view.id not in prompt.found:  # its blocks are known here
-            num_left = min(num_left, self.caches.unbroken(keys, view.id, num_blocks))
-        if num_left == num_blocks:
-            return view
-        num_gpu = num_left * contract.block_size
-        has_cpu = self.caches.index.num_blocks(view.id, "cpu") > 0
-        num_cpu = view.num_cpu_tokens if has_cpu else num_gpu
-        return replace(view, num_gpu_tokens=num_gpu, num_cpu_tokens=num_cpu)
 
     def has_room(self, prompt: Prompt, candidate: Candidate) -> bool:
         """Return whether an engine could begin a prompt now, beside what it has."""

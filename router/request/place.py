@@ -401,12 +401,9 @@ class Place:
         )
         policy, decision, index = self.deciders.decide(policy, snapshot)
         is_guess = prompt.tokens is None or decision.candidate == home
-        view = snapshot.replicas[index]
-        if not is_guess:
-            view = self._matcher.surviving(prompt, candidates[index], view)
         return Plan(
             candidate=candidates[index],
-            view=view,
+            view=snapshot.replicas[index],
             decision=decision,
             snapshot=snapshot,
             policy=policy,

@@ -27,7 +27,6 @@ from router.api.answers import (
     says_abort,
 )
 from router.base.errors import UpstreamError
-from router.index.eviction import Use
 from router.metrics import Metrics
 from router.records.record import Outcome
 from router.request.headers import answer_headers
@@ -77,7 +76,6 @@ _LEFT: Final = (ConnectionError, asyncio.CancelledError)
 """Errors if a client has left. Some leave with the last event, before the stream's end."""
 
 _MOST_TAIL_BYTES: Final = 4 * TAIL_BYTES
-_EVENT_END: Final = b"\n\n"
 
 
 class Passage(Struct, kw_only=True):
@@ -137,13 +135,8 @@ class Relay:
             return read(answer.readable)
         await reply.start(answer.status, headers)
         tail = bytearray(answer.first)
-        use = _growing(passage)
-        if use is not None:
-            use.answered(answer.first.count(_EVENT_END))
 
         def take(chunk: bytes, framed: bytes | None) -> bool:
-            if use is not None:
-                use.answered(chunk.count(_EVENT_END))
             for listen in listeners:
                 listen(chunk)
             is_taken = reply.put(chunk, framed)
@@ -208,12 +201,6 @@ def _outcome(answer: Answer, ending: Ending | int | None) -> Outcome:
         case int():
             return Outcome.of_status(ending)
     return Outcome.REPLICA_FAILED
-
-
-def _growing(passage: Passage) -> Use | None:
-    """Return the place in a cache that grows with a stream's events, about a token each."""
-    claim = passage.placement.claim
-    return claim.use if claim is not None and passage.answer.is_event_stream else None
 
 
 def _usage_at_the_end(prompt: Prompt, tail: bytearray) -> Usage | None:

@@ -28,7 +28,7 @@ def test_notes_come_back_by_their_tags() -> None:
     kinds = NoteKinds()
     for kind in (Began, Ended, Alive):
         kinds.register(kind, lambda *_: None)
-    notes = Notes("router-1", (Began(1, X, 10, 90, 0, True, b"", 3, 5), Ended(1, True)))
+    notes = Notes("router-1", (Began(1, X, 10, 90, 0, True, b"", 5), Ended(1, True)))
 
     assert kinds.decode(encode(notes)) == notes
     assert kinds.num_garbage == 0

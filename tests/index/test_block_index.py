@@ -161,21 +161,6 @@ def test_blocks_behind_a_hole_are_not_matched(
     assert found[B].num_cpu_blocks == num_matched
 
 
-def test_a_hole_far_from_the_end_is_found_at_the_candidate_that_was_chosen() -> None:
-    index = BlockIndex()
-    blocks = chain(1000)
-    index.store(A, blocks)
-    index.remove(A, keys(100))
-    index.store(B, blocks)
-
-    assert index.match(blocks, [A, B])[A].num_gpu_blocks == 1000
-    assert (index.unbroken(A, blocks, 1000), index.unbroken(B, blocks, 1000)) == (100, 1000)
-    claim = index.speculate(A, keys(100))
-    assert index.unbroken(A, blocks, 1000) == 1000
-    claim.end()
-    assert index.unbroken(A, chain(2000), 2000) == 2000  # too many to look at each
-
-
 def test_siblings_see_what_is_being_computed() -> None:
     index = BlockIndex()
     index.store(A, chain(2))
@@ -236,7 +221,6 @@ def test_when_a_claim_is_entered_changes_no_match(script: list[tuple[Any, ...]])
             which, num_blocks = words
             asked = chains[which][:num_blocks]
             assert late.match(asked, [A]) == soon.match(asked, [A])
-            assert late.unbroken(A, asked, num_blocks) == soon.unbroken(A, asked, num_blocks)
     assert all(late.match(each, [A]) == soon.match(each, [A]) for each in chains)
     for claim in claims:
         for each in claim:

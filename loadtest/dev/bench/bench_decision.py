@@ -115,8 +115,7 @@ class Decider:
             replicas=fleet.load.views(candidates, matches, now_s),
         )
         chosen = self._policy.decide(snapshot).candidate
-        num_blocks = matches[chosen].num_gpu_tokens // BLOCK_SIZE
-        num_cached = caches.surviving(keys, chosen, num_blocks) * BLOCK_SIZE
+        num_cached = matches[chosen].num_gpu_tokens
         booking = Booking(num_uncached_tokens=num_tokens - num_cached, num_cached_tokens=num_cached)
         lease = fleet.load.admit(chosen, booking, now_s)
         claim = caches.claim(chosen, keys, num_cached // BLOCK_SIZE)

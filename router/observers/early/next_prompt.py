@@ -163,10 +163,7 @@ class NextPrompts:
     def computed(
         self, beginning: Beginning, candidate: CandidateId, start: int, end: int, now_s: float
     ) -> None:
-        """Record that a candidate computed the blocks from `start` to `end`, and used all before.
-
-        Else the order in which it evicts would not be known.
-        """
+        """Record that a candidate computed the blocks from `start` to `end`: they count at once."""
         num_tokens = end * beginning.block_size
         claim = self._caches.claim(candidate, beginning.keys[:end], start, num_tokens)
         self._caches.release(claim, computed=True, now_s=now_s)

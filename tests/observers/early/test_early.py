@@ -184,18 +184,6 @@ async def test_a_salt_goes_with_it() -> None:
         assert own.usage["prompt_tokens"] - own.reported < 64
 
 
-async def test_it_counts_as_a_use_in_the_order_of_eviction() -> None:
-    """Else the router would expect the engine to evict other blocks than it does."""
-    async with Engines(1) as [engine], on_stage(engine) as stage:
-        await stage.ask(chat_body(LOOP))
-        [order] = stage.router.caches.index.orders.values()
-        num_uses = len(order)
-        await early(stage, engine)
-
-        assert len(order) == num_uses + 1
-        assert order.num_running == 0
-
-
 async def test_a_conversation_without_reasoning_is_not_followed() -> None:
     """It goes on as it was. Nor is it computed again after its engine was restarted."""
     items = [("user", words(0, num_words=300))]
