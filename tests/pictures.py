@@ -47,7 +47,7 @@ def demo_output(*args: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         answer = CliRunner().invoke(demo, [*args, "-o", folder])
     assert answer.exit_code == 0, answer.output
-    lines = answer.output.replace(f"{folder}/", "demo-out/").splitlines()
+    lines = answer.stdout.replace(f"{folder}/", "demo-out/").splitlines()
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
@@ -92,7 +92,7 @@ async def take(page: Page, name: str) -> None:
     picture = Image.open(io.BytesIO(await page.picture())).convert("RGB")
     source = PngInfo()
     source.add_text("source", digest(PAGE.read_bytes()))
-    few = picture.quantize(_NUM_COLOURS, dither=Image.Dither.NONE)
+    few = picture.quantize(_NUM_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few.save(IMAGES / name, optimize=True, pnginfo=source)
 
 
