@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from loadtest.engine_model.time_model import TimeModel
-from router.index.eviction import Use
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (
     SECRET,
@@ -175,41 +173,6 @@ async def test_siblings_that_start_together_join_the_first() -> None:
 
         assert len({reply.replica for reply in replies}) == 1
         assert sorted(reply.predicted > 0 for reply in replies) == [False, True, True, True]
-
-
-async def test_what_those_in_front_evict_is_not_predicted() -> None:
-    """A long prompt is being computed where another's is cached: not all of it will be left."""
-    mine, others = chat(words(1, 100), max_tokens=1), chat(words(2, 100), max_tokens=1)
-    slow = TimeModel(ms_per_prefill_token=1.0)
-    few = {"num_gpu_blocks": 100, "max_model_len": 1500, "time_model": slow}
-    async with Engines(1, **few) as engines, on_stage(*engines) as stage:
-        for body in (mine, others, mine, others):
-            warm = await stage.ask(body)
-            await stage.settled(*engines)
-        async with asyncio.TaskGroup() as tg:
-            tg.create_task(stage.ask(chat(words(3, 230), max_tokens=1)))
-            await stage.until(lambda: any(map(num_running, engines)))
-            reply = await stage.ask(mine)
-
-        assert 0 < warm.predicted == warm.reported
-        assert 0 <= reply.predicted - reply.reported <= 16 < warm.predicted - reply.predicted
-
-
-@pytest.mark.parametrize("fields", [{}, {"n": 2}], ids=["may go on elsewhere", "may not"])
-async def test_how_far_an_answer_is_is_counted(
-    fields: Json, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each event of a stream as it comes, and nothing of an answer that is no stream."""
-    counted: list[int] = []
-    monkeypatch.setattr(Use, "answered", lambda _, num_events: counted.append(num_events))
-    async with Engines(1, time_model=SLOW) as engines, on_stage(*engines) as stage:
-        reply = await stage.ask(streamed(chat(words(1), max_tokens=4, **fields)))
-        num_events = sum(counted)
-        await stage.ask(chat(words(1), max_tokens=4))
-
-        assert num_events == reply.body.count(b"\n\n") > 4
-        assert sum(counted) == num_events
-        assert len(counted) > 1
 
 
 async def test_what_was_never_computed_is_not_held() -> None:
