@@ -14,7 +14,6 @@ import pytest
 from msgspec.structs import replace
 
 from loadtest.engine_model.time_model import TimeModel
-from loadtest.generated.agents import Agents
 from loadtest.simulator import PoolSetup, Setup, Simulated, TierSetup, simulate
 from loadtest.simulator.setup import coarsened, offered_work_s, stretch
 from loadtest.workload import Turn
@@ -299,16 +298,6 @@ def test_turns_without_tokens_are_one_token() -> None:
     (found,) = simulate(workload(asked), create("kv_aware"), ALONE).run.turns
 
     assert (found.num_prompt_tokens, found.num_output_tokens) == (1, 1)
-
-
-def test_what_those_in_front_evict_is_foreseen() -> None:
-    """Over-committed caches, deep queues: by present contents 154 of 684 predictions were wrong."""
-    asked = Agents(num_sessions=40, num_turns=6, rate=math.inf, scale_tokens=0.25, block_size=256)
-    fleet = Setup(num_replicas=2, num_blocks=110, load=None, loop="closed", event_lag_s=0.02)
-
-    found = simulate(asked.workload(), create("kv_aware"), fleet)
-
-    assert found.num_mispredicted < 100
 
 
 def test_a_cpu_tier_gives_back_what_the_cache_evicted() -> None:
