@@ -47,7 +47,7 @@ from router.metrics.families import FAMILIES
 from router.metrics.instruments import Metrics
 from router.observers.early.early_results import EarlyMetrics
 from router.observers.experiments.metrics import EXPERIMENT, ExperimentMetrics
-from router.observers.sessions.metrics import SPENDING
+from router.observers.sessions.turns import SPENDING
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

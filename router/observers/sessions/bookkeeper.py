@@ -27,8 +27,7 @@ from router.base.contracts import BlockKey, HashContract
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.observers.sessions.findings import Findings, SessionNames
-from router.observers.sessions.session_ledger import SessionLedger
-from router.observers.sessions.threads import Match, Thread
+from router.observers.sessions.session_ledger import Match, SessionLedger, Thread
 from router.observers.sessions.titles import SessionTitles
 from router.observers.sessions.turns import Turn, turn_of
 from router.records.record import Cause, Computed, Loss, Move

@@ -11,10 +11,10 @@ from router.observers.sessions.bookkeeper import Bookkeeper
 from router.observers.sessions.describe import SessionRows, costs
 from router.observers.sessions.findings import Findings, SessionNames
 from router.observers.sessions.finish import FinishRoute
-from router.observers.sessions.metrics import SPENDING, ModelTotals
 from router.observers.sessions.session_ledger import SessionLedger
 from router.observers.sessions.titles import SessionTitles
 from router.observers.sessions.turn_share import Over, share_turns
+from router.observers.sessions.turns import SPENDING, ModelTotals
 
 if TYPE_CHECKING:
     from router.assembly.router import Router

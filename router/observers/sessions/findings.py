@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from router.api.digests import SYSTEM_ROLES, PartDigests
 from router.base.bounded import Bounded
-from router.observers.sessions.threads import Match
+from router.observers.sessions.session_ledger import Match
 from router.records.record import Change, Part
 from router.records.words import LEAST_IN_ROW, advice_on, change_in_words
 

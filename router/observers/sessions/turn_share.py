@@ -31,8 +31,13 @@ from router.cluster.candidate_source import CandidateNames
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.index.block_index import BlockIndex
-from router.observers.sessions.session_ledger import Memory, SessionLedger
-from router.observers.sessions.threads import Thread, num_equal, num_shared
+from router.observers.sessions.session_ledger import (
+    Memory,
+    SessionLedger,
+    Thread,
+    num_equal,
+    num_shared,
+)
 from router.observers.sessions.turns import Turn, decode_turn, encode_turn
 from router.records.record import Part
 

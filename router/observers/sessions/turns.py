@@ -12,17 +12,21 @@ The ledger of a replica divides the time that passes there (`Ledger._divide`). A
 most what is its there. A second is one of the whole replica, whatever the number of its GPUs. A
 token that is cached on the GPU costs nothing but the attention to it. The latency of every first
 token (`base_ms`) is no work. Time in which a replica is idle is charged to no request.
+
+The metrics of these sums are read at scrape time.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from collections.abc import Sequence
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
 
 from policies.view import CandidateId
 from router.base.decoding import Count, Seconds, strict
+from router.metrics.families import Family
 from router.records.record import Computed
 from router.request.observer import Facts
 from router.request.plan import Placement
@@ -259,3 +263,31 @@ class Totals(Struct):
 _ADDED: Final = [
     name for name in Totals.__struct_fields__ if name not in ("by_cause", "cost", "cost_saved")
 ]
+
+
+class ModelTotals(NamedTuple):
+    """The turns of a model that this router booked."""
+
+    model: str
+    totals: Totals
+
+
+def _costs(state: ModelTotals) -> list[tuple[Sequence[str], float]] | None:
+    model, totals = state
+    if totals.cost is None:
+        return None
+    return [((model, "spent"), totals.cost), ((model, "saved"), totals.cost_saved or 0.0)]
+
+
+# fmt: off
+SPENDING: Final[list[Family[ModelTotals]]] = [
+    Family("warmroute_gpu_seconds_total", "model kind",
+        "GPU seconds of sessions' turns, by kind: prompt, answer, saved (by caches)",
+        lambda each: [((each.model, "prompt"), each.totals.engine_s),
+            ((each.model, "answer"), each.totals.decode_s),
+            ((each.model, "saved"), each.totals.saved_s)]),
+    Family("warmroute_cost_total", "model kind",
+        "Cost of sessions' turns in the currency of cost_per_hour, by kind: spent, saved (by "
+        "caches)", _costs),
+]
+# fmt: on

@@ -20,8 +20,7 @@ from router.observers.live.lines import MAX_COSTS, decision_line
 from router.observers.live.replica_rows import MAX_ROWS, ReplicaRows
 from router.observers.sessions.describe import MAX_RECENT, MAX_SESSIONS, SessionRows
 from router.observers.sessions.findings import Findings, SessionNames
-from router.observers.sessions.session_ledger import SessionLedger
-from router.observers.sessions.threads import Thread
+from router.observers.sessions.session_ledger import SessionLedger, Thread
 from router.observers.sessions.turns import Turn
 from router.pool.pools import Pools
 from router.pool.status import PoolStatus

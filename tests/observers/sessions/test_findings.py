@@ -23,7 +23,7 @@ from router.observers.sessions.findings import (
     SessionFinding,
     SessionNames,
 )
-from router.observers.sessions.threads import Match, Thread
+from router.observers.sessions.session_ledger import Match, Thread
 from router.records.record import Change, Part
 from tests.faults.stage import SECRET, Engines, Json, Stage, chat, on_stage, words
 from tests.faults.stage import streamed as answered

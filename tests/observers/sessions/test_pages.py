@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from policies.view import CandidateId
-from router.observers.sessions.session_ledger import SessionLedger
-from router.observers.sessions.threads import Thread
+from router.observers.sessions.session_ledger import SessionLedger, Thread
 from tests.faults.stage import Engines, on_stage
 
 

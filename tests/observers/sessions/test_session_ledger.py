@@ -7,8 +7,7 @@ from array import array
 from policies.view import CandidateId
 from router.api.digests import PartDigests
 from router.base.contracts import BlockKey, HashContract
-from router.observers.sessions.session_ledger import SessionLedger
-from router.observers.sessions.threads import Thread
+from router.observers.sessions.session_ledger import SessionLedger, Thread
 
 CONTRACT = HashContract(algorithm="sha256", block_size=16)
 

@@ -16,8 +16,7 @@ from loadtest.engine_model.time_model import TimeModel
 from policies.view import CandidateId
 from router.api.sessions import engine_name, session_hash
 from router.observers.sessions.describe import sum_rows
-from router.observers.sessions.session_ledger import SessionLedger
-from router.observers.sessions.threads import Thread
+from router.observers.sessions.session_ledger import SessionLedger, Thread
 from router.observers.sessions.turns import Turn
 from router.scheduling.waiting import QueueRules
 from tests.faults.stage import Engines, Stage, chat, on_stage, on_stages, streamed, words

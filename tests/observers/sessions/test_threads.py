@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 from policies.view import CandidateId
 from router.api.digests import PartDigests
 from router.base.contracts import BlockKey, HashContract
-from router.observers.sessions.session_ledger import Match, SessionLedger
-from router.observers.sessions.threads import Thread, num_equal, num_shared
+from router.observers.sessions.session_ledger import (
+    Match,
+    SessionLedger,
+    Thread,
+    num_equal,
+    num_shared,
+)
 from router.observers.sessions.turns import Turn
 
 CONTRACT = HashContract(algorithm="sha256", block_size=16)

@@ -13,8 +13,7 @@ from policies import CandidateId
 from router.api.digests import PartDigests
 from router.base.contracts import BlockKey, HashContract
 from router.base.messages import Notes, encode
-from router.observers.sessions.session_ledger import SessionLedger
-from router.observers.sessions.threads import Match, Thread
+from router.observers.sessions.session_ledger import Match, SessionLedger, Thread
 from router.observers.sessions.turn_share import Booked, Remembered, Run
 from router.observers.sessions.turns import Turn
 from router.records.record import Change, Computed, Loss, Move
