@@ -55,7 +55,7 @@ def test_every_admin_route_is_listed() -> None:
 def test_every_response_header_is_listed() -> None:
     """The page lists each header that the router adds to an answer."""
     page = (REFERENCE / "records.md").read_text()
-    source = (ROOT / "router/request/headers.py").read_text()
+    source = (ROOT / "router/request/send.py").read_text()
     headers = set(re.findall(r'"(x-warmroute-[a-z-]+)"', source))
 
     assert len(headers) >= 8

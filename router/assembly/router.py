@@ -22,27 +22,20 @@ from router.http.admin import Guard
 from router.http.part import ObserverPart
 from router.http.server import Listener
 from router.replicas.fleet import Fleet
-from router.request.ahead import Ahead, Lookup
-from router.request.audit import TokenAudit
-from router.request.engine_tokens import EngineTokenizer
-from router.request.headers import RequestHeaders
 from router.request.match import Matcher
 from router.request.media_tokens import MediaFinder, MediaTokenizer
 from router.request.observer import Observers
-from router.request.owners import Owners
 from router.request.place import Place
-from router.request.predictions import PredictionAudit
 from router.request.prefill import Bootstraps, Prefill
-from router.request.prompt import Prompts
+from router.request.prompt import Ahead, Lookup, Owners, Prompts
 from router.request.queue import WaitingRoom
 from router.request.read import Reader
-from router.request.record import Recorder, Settling
+from router.request.record import PredictionAudit, Recorder, Settling, TokenAudit
 from router.request.relay import Relay
 from router.request.retry import Retries, Witness
-from router.request.send import Sender
+from router.request.send import RequestHeaders, Sender
 from router.request.story import Steps, Story
-from router.request.tokenize import Tokenizer
-from router.request.workers import Workers
+from router.request.tokenize import EngineTokenizer, Tokenizer, Workers
 from router.scheduling.waiting import DEFAULT_RULES, QueueRules
 
 

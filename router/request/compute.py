@@ -13,11 +13,10 @@ from router.api.answers import Ending
 from router.api.engine_bodies import decode_body, is_capped, transfer_params
 from router.base.errors import BadRequest, SetAside, UpstreamError, UpstreamUnreachable
 from router.records.record import Outcome
-from router.request.headers import RequestHeaders
 from router.request.place import Place
 from router.request.plan import Placement
 from router.request.results import Prompt
-from router.request.send import NO_TRANSFER, Transfer
+from router.request.send import NO_TRANSFER, RequestHeaders, Transfer
 from router.upstream import Upstream
 
 _MOST_BYTES: Final = 1024 * 1024  # of the answer to a prompt: one token

@@ -20,9 +20,8 @@ from msgspec.structs import replace
 from router.api.openai import ChatRequest, Limit
 from router.base.errors import TemplateFailed
 from router.metrics import Metrics
-from router.request.engine_tokens import EngineTokenizer
 from router.request.results import Read, Tokenized
-from router.request.workers import Workers
+from router.request.tokenize import EngineTokenizer, Workers
 from router.tokens import NeedsEngine, Prompter, Tokens
 from router.tokens.media import (
     KnownMedia,

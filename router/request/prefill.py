@@ -54,12 +54,11 @@ from router.metrics import Metrics
 from router.records.record import Outcome, PrefillRecord
 from router.replicas.replica import Candidate
 from router.request.compute import Compute, Done, read_from
-from router.request.headers import RequestHeaders
 from router.request.place import Place
 from router.request.plan import Placement, Plan
 from router.request.results import Prompt, Tries
 from router.request.retry import PREFILL_BROKE, Retries
-from router.request.send import NO_TRANSFER, Sender, Sent, Transfer
+from router.request.send import NO_TRANSFER, RequestHeaders, Sender, Sent, Transfer
 from router.upstream import Upstream
 
 _KEPT_S: Final = 10.0

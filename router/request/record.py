@@ -1,30 +1,296 @@
-"""Record: tell observers what became of a request, and complete its decision record.
+"""Record: audit an answer, tell observers what became of its request, complete its decision record.
 
-`Settling` is the one place that waits for the block events of answers.
+tokens       each answer's count proves local tokens. A sample of prompts is encoded whole, by
+             `tokenizers`: that checks the pieces, the memory of prefixes and fastokens. What an
+             engine made of ids that it was handed proves nothing
+predictions  cached tokens as predicted, against those that the engine reports
+settling     `Settling` is the one place that waits for the block events of answers
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
 from time import monotonic, time
-from typing import Final
+from typing import Final, Literal
 
+import orjson
 from msgspec.structs import asdict
 
 from router.api.answers import Usage
+from router.api.apis import Request
 from router.api.sessions import engine_name
 from router.base.supervisor import described
 from router.index.cache_view import CacheView
+from router.metrics import Metrics
+from router.metrics.instruments import CandidateTable
 from router.records.record import DecisionRecord, Outcome
-from router.request.observer import Facts, Observers
+from router.request.fetch import Fetches
+from router.request.observer import Facts, Observer, Observers
 from router.request.plan import Placement, Plan
-from router.request.results import Prompt, Read, Tries
+from router.request.results import Inbound, Prompt, Read, Tries
 from router.request.send import Sent
+from router.tokens import Prompter, Prompters
+from router.tokens.hand_over import HandOver
+from router.tokens.trust import FLAGS
+
+Verdict = Literal["exact", "over", "under", "evicted", "partial"]
+
+
+class PredictionAudit(Observer):
+    """Compares predictions with usage, and tells those who made them how good they were."""
+
+    def __init__(
+        self,
+        *,
+        caches: CacheView,
+        tokens: TokenAudit,
+        fetches: Fetches | None,
+        metrics: Metrics,
+    ) -> None:
+        self._caches = caches
+        self._tokens = tokens
+        self._fetches = fetches
+        self._instruments = CandidateTable(metrics)
+
+    def ended(self, facts: Facts) -> None:
+        prompt, placement, usage = facts.prompt, facts.placement, facts.usage
+        if usage is None or placement is None or prompt.read.num_prompts > 1:
+            return  # usage sums the prompts; only the first was predicted
+        self._tokens.audit(prompt, placement, facts.sent or Sent(), usage.prompt_tokens)
+        reported = facts.num_reported_cached_tokens
+        if reported is None or prompt.tokens is None or not _is_here(facts, placement):
+            return
+        name = placement.lease.candidate
+        metrics = self._instruments[name]
+        predicted = facts.num_predicted_cached_tokens
+        verdict = self._verdict(prompt, placement, predicted, reported)
+        metrics.audit[verdict].inc()
+        metrics.reported_tokens.inc(reported)
+        if verdict == "partial":
+            return
+        error = predicted - reported
+        metrics.audit_error.observe(abs(error))
+        could_fetch = self._fetches is not None and self._fetches.audit(placement, reported)
+        if verdict != "evicted" and (not could_fetch or error == 0):
+            self._record(prompt, placement, predicted, reported)
+
+    def _verdict(
+        self, prompt: Prompt, placement: Placement, predicted: int, reported: int
+    ) -> Verdict:
+        """Judge one prediction; "partial" says nothing about what is known of the cache."""
+        name = placement.lease.candidate
+        if placement.plan.is_guess:
+            return "partial"
+        if prompt.has_media and reported > predicted:
+            contract = self._caches.contract(name)
+            size = contract.block_size if contract is not None else 1
+            if predicted > prompt.num_head_tokens - size:
+                return "partial"  # an item is unknown, or the engine has another name for it
+        if self._caches.is_unknown(name, prompt.extra):
+            return "partial"
+        if predicted <= reported:
+            return "exact" if predicted == reported else "under"
+        claim = placement.claim
+        if claim is not None and self._caches.audit.was_overtaken(claim, reported, predicted):
+            return "evicted"  # between decision and schedule: no fault of what we know
+        return "over"
+
+    def _record(self, prompt: Prompt, placement: Placement, predicted: int, reported: int) -> None:
+        name = placement.lease.candidate
+        self._caches.audit.record(
+            name,
+            predicted,
+            reported,
+            placement.claim,
+            num_cpu_tokens=placement.predicted.num_cpu_only_tokens,
+        )
+
+
+def _is_here(facts: Facts, placement: Placement) -> bool:
+    """Return whether the engine that answered looked for the prompt in the cache predicted."""
+    helped = facts.tries.helped
+    if helped is not None and helped.is_peer_to_peer:
+        return False  # all of it came from elsewhere
+    return facts.prompt.is_placed_at(placement.candidate)
+
 
 logger = logging.getLogger(__name__)
+
+
+class TokenAudit:
+    """Compares our tokens with the engines', and reports differences to `trust` and `hand_over`.
+
+    Args:
+        hand_over: Gets the evidence for and against handing ids over.
+        prove_ratio: Share of prompts that are encoded whole.
+        encoders: Where that is done.
+    """
+
+    def __init__(
+        self,
+        prompters: Prompters,
+        *,
+        hand_over: HandOver,
+        prove_ratio: float,
+        encoders: Executor,
+        metrics: Metrics,
+    ) -> None:
+        self._prompters = prompters
+        self._hand_over = hand_over
+        self._prove_ratio = prove_ratio
+        self._encoders = encoders
+        self._metrics = metrics
+        self._num_requests = 0
+        self._proof_runs = False
+        self._next_proof_s = 0.0
+
+    def audit(
+        self, prompt: Prompt, placement: Placement, sent: Sent, num_engine_tokens: int
+    ) -> None:
+        """Compare our count of a prompt with that of the replica it was sent to."""
+        prompter = self._prompters.get(prompt.read.model) if prompt.read.model is not None else None
+        if prompter is not None and prompt.way == "media":
+            self._audit_media(prompt, prompter, num_engine_tokens)
+            return
+        if prompter is None or not (prompt.is_refused_here or prompt.way == "local"):
+            return
+        encoder = prompter.encoder
+        if encoder.failure is not None:
+            self._note_fallback(prompt, "failed", encoder.failure)
+            encoder.failure = None
+        replica = placement.replica
+        if sent.has_ids:  # the engine counted our ids
+            if num_engine_tokens != prompt.num_tokens:
+                self._metrics.token_mismatches.labels(prompt.read.model or "", "handed_over").inc()
+                self._hand_over.suspend(prompt.read.model or "", "count", monotonic())
+            else:
+                self._sample(prompt, prompter)
+            return
+        disagreed = prompter.trust.disagrees(replica)
+        is_match = prompter.trust.observe_usage(
+            replica,
+            0 if prompt.is_refused_here else prompt.num_tokens,
+            num_engine_tokens,
+            has_others=placement.had_others,
+            now_s=asyncio.get_running_loop().time(),
+        )
+        if prompt.is_refused_here:  # but not by the engine: our template is not the engine's
+            self._mismatch(prompt, "template", prompter, replica, is_new=not disagreed)
+            return
+        chat = prompt.read.chat
+        if is_match and chat is not None and prompter.trust.reason is None:
+            prompter.trust.proven.add((prompt.read.inbound.api.name, chat.has_tool_choice))
+        if not is_match:
+            self._mismatch(prompt, "usage", prompter, replica, is_new=not disagreed)
+            if prompter.encoder.is_fast and self._may_prove():
+                self._prove(prompt, prompter)  # it may be fastokens' fault
+            return
+        if sent.kind is not None:
+            self._hand_over.observe_match(prompt.read.model or "", sent.kind)
+        self._sample(prompt, prompter)
+
+    def _audit_media(self, prompt: Prompt, prompter: Prompter, num_engine_tokens: int) -> None:
+        """Compare the count of a prompt with media; a difference ends these alone, for a while.
+
+        Not where a client named items: it may give two the same name, and the engine has one.
+        """
+        is_same = num_engine_tokens == prompt.num_tokens
+        if not prompt.has_named_media:
+            prompter.media.observe_count(is_same, monotonic())
+        if not is_same:
+            self._metrics.token_mismatches.labels(prompt.read.model or "", "media").inc()
+        if not is_same and not prompt.has_named_media:
+            logger.error(
+                "prompts with media differ from the engine's; tokens after an item are not matched",
+                extra={"model": prompt.read.model, "request": prompt.read.request_id},
+            )
+
+    def _sample(self, prompt: Prompt, prompter: Prompter) -> None:
+        """Prove one of many prompts."""
+        self._num_requests += 1
+        ratio = self._prove_ratio
+        is_sampled = ratio > 0 and (self._num_requests - 1) % max(1, round(1 / ratio)) == 0
+        if is_sampled and self._may_prove():  # every n-th, the first among them
+            self._prove(prompt, prompter)
+
+    def _may_prove(self) -> bool:
+        """Return whether no proof runs, and those before have not had their share of the time."""
+        now_s = asyncio.get_running_loop().time()
+        return self._prove_ratio > 0 and not self._proof_runs and now_s >= self._next_proof_s
+
+    def _prove(self, prompt: Prompt, prompter: Prompter) -> None:
+        """Encode the prompt whole, off the loop; one at a time, and no larger a share of the time.
+
+        One of a hundred long prompts encoded whole is a fifth of the CPU of all of them: after a
+        proof that took t there is none for t / ratio.
+        """
+        assert prompt.tokens is not None
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        self._proof_runs = True
+        read = partial(_read_again, prompt.read.inbound)
+        tokens, is_chat = prompt.tokens, prompt.read.chat is not None
+        proves = prompter.reference.proves
+        proof = loop.run_in_executor(self._encoders, lambda: proves(read(), tokens))
+
+        def note(done: asyncio.Future[bool]) -> None:
+            self._proof_runs = False
+            now_s = loop.time()
+            self._next_proof_s = now_s + (now_s - started_s) * (1 / self._prove_ratio - 1)
+            if done.cancelled() or done.exception() is not None:
+                return  # suspect meanwhile, or refused: no proof of anything
+            verdict = prompter.observe_proof(
+                tokens, is_chat=is_chat, is_same=done.result(), now_s=now_s
+            )
+            if verdict == "fast":
+                self._note_fallback(prompt, "sample", "other ids for a prompt")
+                self._hand_over.suspend(prompt.read.model or "", "tokens", monotonic())
+            elif verdict == "pieces":
+                self._mismatch(prompt, "full_encode", prompter)
+
+        proof.add_done_callback(note)
+
+    def _note_fallback(self, prompt: Prompt, reason: str, detail: str) -> None:
+        self._metrics.encoder_fallbacks.labels(prompt.read.model or "", reason).inc()
+        logger.error(
+            "fastokens is replaced by tokenizers",
+            extra={"model": prompt.read.model, "reason": detail},
+        )
+
+    def _mismatch(
+        self,
+        prompt: Prompt,
+        against: str,
+        prompter: Prompter,
+        replica: str | None = None,
+        *,
+        is_new: bool = True,
+    ) -> None:
+        """Count it; log once what is suspect from now on."""
+        self._metrics.token_mismatches.labels(prompt.read.model or "", against).inc()
+        self._hand_over.suspend(prompt.read.model or "", "tokens", monotonic())
+        said = {"model": prompt.read.model, "request": prompt.read.request_id, "replica": replica}
+        reason = prompter.trust.reason
+        if reason is not None:
+            logger.error(
+                "tokens differ from the engine's; the engine tokenizes for a while",
+                extra={**said, "reason": reason, "hint": FLAGS},
+            )
+        elif is_new:
+            logger.error("replica counts other tokens than the rest; it is ignored", extra=said)
+
+
+def _read_again(inbound: Inbound) -> Request:
+    """Parse a body again: its parsed content was dropped."""
+    assert inbound.api.parse is not None
+    return inbound.api.parse(orjson.loads(inbound.body or b""))
+
 
 EVENTS_S: Final = 0.5  # events take 0.1 s
 MAX_WAITING: Final = 4096

@@ -29,13 +29,12 @@ from router.api.answers import (
 from router.base.errors import UpstreamError
 from router.metrics import Metrics
 from router.records.record import Outcome
-from router.request.headers import answer_headers
 from router.request.observer import Observers
 from router.request.place import Place
 from router.request.plan import Placement
 from router.request.results import Prompt, Tries
 from router.request.retry import NO_DEATH, Witness
-from router.request.send import Sent
+from router.request.send import Sent, answer_headers
 from router.upstream import Answer
 
 

@@ -37,20 +37,18 @@ from router.base.errors import (
 )
 from router.base.loop_turns import Turns
 from router.records.record import Outcome, Try
-from router.request.headers import RequestHeaders, counted_headers, early_headers
 from router.request.observer import Observers
-from router.request.owners import Owners
 from router.request.place import Place
 from router.request.plan import Placement, Plan
 from router.request.prefill import Prefill
-from router.request.prompt import Prompts
+from router.request.prompt import Owners, Prompts
 from router.request.queue import WaitingRoom
 from router.request.read import Reader
 from router.request.record import Recorder, Settling
 from router.request.relay import Passage, Relay, Reply
 from router.request.results import Inbound, Prompt, Read, Tries
 from router.request.retry import NO_DEATH, NO_ROUTE, NOT_PROCESSED, Retries
-from router.request.send import Sender, Sent
+from router.request.send import RequestHeaders, Sender, Sent, counted_headers, early_headers
 
 logger = logging.getLogger(__name__)
 

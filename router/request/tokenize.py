@@ -8,7 +8,8 @@
 | engine  | the others, if an engine's `/tokenize` has their tokens   | `EngineTokenizer`     |
 | unknown | the rest; an estimate of the number of tokens             |                       |
 
-Local tokens are proven at run time, see `audit`. If they are wrong, the engine gets the model's
+Local prompts are rendered and encoded where that keeps no other prompt waiting: on the loop, or off
+it. Their tokens are proven at run time (`TokenAudit`). If they are wrong, the engine gets the model's
 prompts for a while (see `TokenTrust`). `Limit` decides what is too long.
 """
 
@@ -17,24 +18,172 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any, Final, TypeVar
 
+import orjson
 from msgspec.structs import replace
 
 from router.api.apis import MESSAGES, Request
-from router.api.openai import ChatRequest, CompletionRequest, Limit, is_cut
-from router.base.errors import RouterError, TemplateFailed
+from router.api.engine_bodies import tokenize_chat
+from router.api.openai import ChatRequest, CompletionRequest, Limit, TokenIds, is_cut
+from router.base.errors import BadRequest, RouterError, TemplateFailed, UpstreamError
+from router.discovery.engine_api import EngineApi
 from router.metrics import Metrics
-from router.request.engine_tokens import EngineTokenizer
 from router.request.media_tokens import BYTES_PER_TOKEN, MediaTokenizer
 from router.request.results import Read, Tokenized
-from router.request.workers import Workers
 from router.tokens import NeedsEngine, Prompter, Prompters, Tokens
 from router.tokens.media import has_media
 from router.tokens.needs_engine import is_failure
+from router.tokens.prompt_tree import EncodePlan
+
+INLINE_CHARS: Final = 32_768
+"""New text of at most this size is encoded on the event loop."""
+
+_HEAVY_BYTES: Final = 1 << 20  # of a body or of new text: not in the way of others' prompts
+_HEAVY_ITEMS: Final = 1_000  # that a template goes through: some 6 µs each, a tool 30
+_MAX_ITEMS: Final = 10_000
+_MAX_HEAVY: Final = 8  # waiting at once; more are routed without tokens
+_T = TypeVar("_T")
+
+
+class Workers:
+    """Runs the work.
+
+    Args:
+        encoders: Where long encodes run; they hold the GIL little.
+        heavy: Where what takes seconds runs, out of the way of other prompts.
+    """
+
+    def __init__(self, encoders: Executor, heavy: Executor) -> None:
+        self._encoders = encoders
+        self._heavy = heavy
+        self._num_heavy = 0
+
+    async def rendered(
+        self, prompter: Prompter, chat: ChatRequest, *, num_chars: int, owner: str
+    ) -> Sequence[str]:
+        """Render a chat in parts; what is large off the loop, and what is huge not at all.
+
+        Args:
+            num_chars: About the size of its text.
+            owner: See `PromptMemory`.
+
+        Raises:
+            NeedsEngine, TemplateFailed: as `Prompter.render_parts`.
+        """
+        num_items = chat.num_items
+        if num_items > _MAX_ITEMS:
+            raise NeedsEngine("size")
+        if num_items > _HEAVY_ITEMS or num_chars > _HEAVY_BYTES:
+            return await self._heavily(partial(prompter.render_parts, chat, apart=True))
+        if num_items > prompter.max_inline_items:
+            render = partial(prompter.render_parts, chat, owner=owner, apart=True)
+            return await asyncio.get_running_loop().run_in_executor(self._encoders, render)
+        return prompter.render_parts(chat, owner=owner)
+
+    async def encoded(self, plan: EncodePlan) -> list[TokenIds]:
+        """Encode the new part of a plan.
+
+        Raises:
+            NeedsEngine: it is huge, and too much of that waits already.
+        """
+        if plan.num_new_chars > _HEAVY_BYTES:
+            return await self._heavily(plan.encode)
+        if plan.num_new_chars > INLINE_CHARS:
+            return await asyncio.get_running_loop().run_in_executor(self._encoders, plan.encode)
+        return plan.encode()
+
+    async def _heavily(self, work: Callable[[], _T]) -> _T:
+        """Do work of up to seconds off the loop, one at a time.
+
+        Raises:
+            NeedsEngine: too much of it waits already.
+        """
+        if self._num_heavy >= _MAX_HEAVY:
+            raise NeedsEngine("size")
+        self._num_heavy += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._heavy, work)
+        finally:
+            self._num_heavy -= 1
+
 
 logger = logging.getLogger(__name__)
+
+_MAX_BYTES: Final = 2 << 20  # of a body that is written again for an engine
+
+EngineAddress = Callable[[str], tuple[str, str] | None]
+"""Model -> name and base URL of a replica that may be asked; None: none is up."""
+
+
+class EngineTokenizer:
+    """Asks a replica."""
+
+    def __init__(self, api: EngineApi, address: EngineAddress, *, timeout_s: float) -> None:
+        self._api = api
+        self._address = address
+        self._timeout_s = timeout_s
+
+    async def ids_of(self, model: str, body: bytes) -> list[int] | None:
+        """Ask for the ids of a body that was made for it, in the same way."""
+        try:
+            return await self._ask(model, body)
+        except BadRequest as exc:
+            _log_failure(model, exc)
+            return None
+
+    async def ids(self, read: Read, prompter: Prompter) -> list[int] | None:
+        """Ask within a deadline; late or failing means unknown (None), never an error."""
+        if read.inbound.body is None or len(read.inbound.body) > _MAX_BYTES:
+            return None
+        if read.completion is not None and not _is_one_text(read.completion):
+            return None  # `/tokenize` takes one text
+        try:
+            return await self._ask(read.model or "", orjson.dumps(_body(read, prompter)))
+        except (BadRequest, orjson.JSONEncodeError):  # orjson writes 254 levels and reads 1,024
+            return None  # forwarded, it will be refused in the engine's own words
+        except NeedsEngine:  # what that route would have to be sent depends on the template
+            return None
+
+    async def _ask(self, model: str, body: bytes) -> list[int] | None:
+        """Ask a replica; None: none is up, or it did not answer.
+
+        Raises:
+            BadRequest: it refuses the body.
+        """
+        address = self._address(model)
+        if address is None:
+            return None
+        try:
+            return await self._api.tokenize(*address, body, timeout_s=self._timeout_s)
+        except UpstreamError as exc:
+            _log_failure(model, exc)
+            return None
+
+
+def _log_failure(model: str, error: RouterError) -> None:
+    logger.warning("no engine tokenized", extra={"model": model, "reason": error.message})
+
+
+def _body(read: Read, prompter: Prompter) -> dict[str, Any]:
+    """Build what is asked.
+
+    Raises:
+        NeedsEngine: as `Prompter.adapted`.
+    """
+    write = read.inbound.api.tokenize_body
+    if write is not None:
+        return write(orjson.loads(read.inbound.body or b""))
+    assert read.chat is not None
+    return tokenize_chat(prompter.adapted(read.chat))
+
+
+def _is_one_text(request: CompletionRequest) -> bool:
+    return len(request.prompts) == 1 and isinstance(request.prompts[0], str)
+
 
 _FOR_NO_ENGINE: Final = ("field", "size")
 """Reasons for which an engine is not asked either: it would answer something else, or too late."""
