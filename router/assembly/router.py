@@ -23,7 +23,6 @@ from router.http.part import ObserverPart
 from router.http.server import Listener
 from router.replicas.fleet import Fleet
 from router.request.match import Matcher
-from router.request.media_tokens import MediaFinder, MediaTokenizer
 from router.request.observer import Observers
 from router.request.place import Place
 from router.request.prefill import Bootstraps, Prefill
@@ -35,7 +34,7 @@ from router.request.relay import Relay
 from router.request.retry import Retries, Witness
 from router.request.send import RequestHeaders, Sender
 from router.request.story import Steps, Story
-from router.request.tokenize import EngineTokenizer, Tokenizer, Workers
+from router.request.tokenize import EngineTokenizer, MediaFinder, MediaTokenizer, Tokenizer, Workers
 from router.scheduling.waiting import DEFAULT_RULES, QueueRules
 
 

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from router.api.openai import TokenIds
-from router.request import workers
+from router.request import tokenize
 from router.tokens.encoder import FastEncoderFailed, TextEncoder
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.models import model_dir
@@ -236,7 +236,7 @@ async def test_a_library_that_panics_fails_no_request(monkeypatch: pytest.Monkey
 
 async def test_long_prompts_are_encoded_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """And are as exact."""
-    monkeypatch.setattr(workers, "INLINE_CHARS", 100)
+    monkeypatch.setattr(tokenize, "INLINE_CHARS", 100)
     async with Engines(1) as engines, on_stage(*engines) as stage:
         await stage.ask(chat(words(1, 2000)))
         await stage.settled(*engines)

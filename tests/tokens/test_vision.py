@@ -23,7 +23,7 @@ from router.api.responses import parse_responses
 from router.base.contracts import HashContract, block_key
 from router.base.engines import V0_33
 from router.request import media_tokens
-from router.request.media_tokens import MediaFinder
+from router.request.tokenize import MediaFinder
 from router.tokens import NeedsEngine, Prompter, load_prompter
 from router.tokens.conversation import JsonMemo, build_conversation
 from router.tokens.media import (
