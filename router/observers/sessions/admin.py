@@ -14,6 +14,7 @@ from aiohttp import web
 from router.api.sessions import NAME_CHARS, session_hash
 from router.base.errors import BadRequest, UnknownSession
 from router.http.admin import Handler, json_answer, number_in
+from router.observers.sessions.bookkeeper import Findings, SessionNames
 from router.observers.sessions.describe import (
     COLUMNS,
     GROUPS,
@@ -23,7 +24,6 @@ from router.observers.sessions.describe import (
     sum_rows,
     turn_fields,
 )
-from router.observers.sessions.findings import Findings, SessionNames
 from router.observers.sessions.session_ledger import Session, SessionLedger
 from router.records.record import CAUSES
 from router.records.words import reasons

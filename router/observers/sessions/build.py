@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 from router.http.part import ObserverPart
 from router.metrics.families import Families
 from router.observers.sessions.admin import SessionPages
-from router.observers.sessions.bookkeeper import Bookkeeper
+from router.observers.sessions.bookkeeper import Bookkeeper, Findings, SessionNames, SessionTitles
 from router.observers.sessions.describe import SessionRows, costs
-from router.observers.sessions.findings import Findings, SessionNames
 from router.observers.sessions.finish import FinishRoute
 from router.observers.sessions.session_ledger import SessionLedger
-from router.observers.sessions.titles import SessionTitles
 from router.observers.sessions.turn_share import Over, share_turns
 from router.observers.sessions.turns import SPENDING, ModelTotals
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from router.api.sessions import engine_name
-from router.observers.sessions.findings import Findings, SessionNames
+from router.observers.sessions.bookkeeper import Findings, SessionNames
 from router.observers.sessions.session_ledger import Session, SessionLedger
 from router.observers.sessions.turns import Totals, Turn
 from router.records.record import Cause

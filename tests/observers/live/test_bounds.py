@@ -18,8 +18,8 @@ from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.observers.live.lines import MAX_COSTS, decision_line
 from router.observers.live.replica_rows import MAX_ROWS, ReplicaRows
+from router.observers.sessions.bookkeeper import Findings, SessionNames
 from router.observers.sessions.describe import MAX_RECENT, MAX_SESSIONS, SessionRows
-from router.observers.sessions.findings import Findings, SessionNames
 from router.observers.sessions.session_ledger import SessionLedger, Thread
 from router.observers.sessions.turns import Turn
 from router.pool.pools import Pools

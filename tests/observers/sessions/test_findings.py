@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from policies.view import CandidateId
 from router.api.digests import PartDigests, parts_of
 from router.cli import main
-from router.observers.sessions.findings import (
+from router.observers.sessions.bookkeeper import (
     LEAST_IN_ROW,
     WINDOW,
     Findings,

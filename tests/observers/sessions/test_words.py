@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.observers.sessions.findings import SessionFinding
+from router.observers.sessions.bookkeeper import SessionFinding
 from router.records.record import CAUSES, Cause, Change, Computed, Loss, Move, Part
 from router.records.words import advice_in_words, causes_in_words, reasons
 
