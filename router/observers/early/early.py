@@ -33,11 +33,12 @@ from policies.view import CandidateId
 from router.base.bounded import Bounded
 from router.base.errors import RouterError
 from router.base.supervisor import described
-from router.observers.early.answer_text import AnswerText, Held
 from router.observers.early.early_results import NEEDLESS, EarlyMetrics, EarlyResults
 from router.observers.early.next_prompt import (
     MAX_BODY_BYTES,
+    AnswerText,
     Beginning,
+    Held,
     NextPrompts,
     num_common,
 )

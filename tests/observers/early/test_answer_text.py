@@ -1,4 +1,4 @@
-"""router.observers.early.answer_text: what an answer says, from its bytes."""
+"""router.observers.early.next_prompt: what an answer says, from its bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from router.observers.early.answer_text import MAX_BYTES, AnswerText, Held
+from router.observers.early.next_prompt import MAX_BYTES, AnswerText, Held
 
 CHAT = "/v1/chat/completions"
 REASONED = b'{"messages": [{"role": "assistant", "reasoning": "hm"}]}'
