@@ -209,7 +209,7 @@ def tenant_key(name: str, file: Path | None) -> None:
     slow hash is needed: a key has 256 random bits, which nothing guesses. With --file the tenant
     must be new; for a further key of a known tenant, add the printed digest to its keys.
     """
-    from router.tenants.file import add, make
+    from router.tenants.tenants import add, make
 
     try:
         if file is None:

@@ -15,7 +15,7 @@ from msgspec import Struct
 from router import config
 from router.base.errors import ConfigError
 from router.config import Config
-from router.tenants.file import TenantsFile, read
+from router.tenants.tenants import TenantsFile, read
 
 NEEDED: dict[str, dict[str, Any]] = {
     "ReplicaConfig": {"url": "http://127.0.0.1:1"},

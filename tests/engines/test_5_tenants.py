@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.tenants.file import add
+from router.tenants.tenants import add
 from tests.engines.harness import Engine, Router
 
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from router.tenants.file import digest_of, written
+from router.tenants.tenants import digest_of, written
 from tests.faults.stage import SECRET
 
 A, B, C = ({"Authorization": f"Bearer sk-{SECRET}-{name}"} for name in "abc")

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from router.api.body import without_fields
-from router.tenants.file import digest_of, written
+from router.tenants.tenants import digest_of, written
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SECRET, Engines, Json, chat, on_stage, streamed, words
 from tests.faults.tenants import SALT, A, B, C, tenants_file

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.base.errors import ConfigError
-from router.tenants.file import TenantEntry, parse
+from router.tenants.tenants import TenantEntry, parse
 
 GOOD = yaml.safe_dump(
     {

@@ -1,6 +1,6 @@
 """`warmroute tenant-key`: a key that is shown once, and an entry that lets it in.
 
-router.tenants.file: what is made, and what is found.
+router.tenants.tenants: what is made, and what is found.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 from router.base.errors import ConfigError
 from router.cli import main
 from router.tenants import Tenants
-from router.tenants.file import DIGEST, add, digest_of, key_in, make, new_key, written
+from router.tenants.tenants import DIGEST, add, digest_of, key_in, make, new_key, written
 
 
 def whose(path: Path, key: str) -> str:

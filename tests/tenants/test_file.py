@@ -1,4 +1,4 @@
-"""router.tenants.file: what is taken, and that each wrong thing is refused by its name."""
+"""router.tenants.tenants: what is taken, and that each wrong thing is refused by its name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from router.base.errors import ConfigError
-from router.tenants.file import TenantEntry, parse, read
+from router.tenants.tenants import TenantEntry, parse, read
 
 SECRET = "s" * 32
 DIGEST = "sha256:" + "0a" * 32

@@ -10,8 +10,7 @@ from multidict import CIMultiDict
 
 from router.base.errors import ConfigError, Unauthorized
 from router.tenants import Tenants
-from router.tenants.file import digest_of, new_key, written
-from router.tenants.tenants import MAX_LABELS, OTHER
+from router.tenants.tenants import MAX_LABELS, OTHER, digest_of, new_key, written
 
 SECRET = "s" * 32
 KEYS = {name: new_key() for name in ("a", "b", "c")}
