@@ -22,7 +22,7 @@ from router.api.openai import ChatRequest, parse_chat
 from router.api.responses import parse_responses
 from router.base.contracts import HashContract, block_key
 from router.base.engines import V0_33
-from router.request import media_tokens
+from router.request import tokenize
 from router.request.tokenize import MediaFinder
 from router.tokens import NeedsEngine, Prompter, load_prompter
 from router.tokens.conversation import JsonMemo, build_conversation
@@ -206,7 +206,7 @@ async def test_a_wrong_count_ends_images_for_a_while(setup: Setup) -> None:
     """Only images: prompts of text alone stay trusted."""
     items = media_items(PROMPTS[-1][0]["messages"])[:1]
     await setup.find(items)
-    now_s = media_tokens.monotonic()
+    now_s = tokenize.monotonic()
 
     setup.book.observe_count(False, now_s)
 
