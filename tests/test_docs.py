@@ -383,7 +383,7 @@ def test_metrics_and_headers_exist(name: str) -> None:
     text = today(name)
     exported = set(re.findall(r"`(warmroute_\w+)`", docs.metric_tables()))
     files = [*(ROOT / "router/request").glob("*.py"), *(ROOT / "router/http").glob("*.py")]
-    files.append(ROOT / "router/scheduling/classes.py")
+    files.append(ROOT / "router/scheduling/order.py")
     sources = [file.read_text() for file in files]
 
     for metric in set(re.findall(r"\bwarmroute_[a-z]\w*", text)):

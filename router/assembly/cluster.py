@@ -13,7 +13,7 @@ from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.cluster.redis_store import RedisStore
 from router.cluster.shares import QueueShare, share_pauses
-from router.scheduling.elsewhere import ALONE, Elsewhere
+from router.scheduling.queue import ALONE, Elsewhere
 
 if TYPE_CHECKING:
     from router.assembly.parts import Parts

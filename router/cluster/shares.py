@@ -57,7 +57,7 @@ from router.replicas.registry import Registry
 from router.replicas.replica import Ordered
 from router.replicas.response_owners import ResponseOwners
 from router.scheduling.conversations import Conversations
-from router.scheduling.elsewhere import Elsewhere
+from router.scheduling.queue import Elsewhere
 
 _ORDERS_S: Final = 0.1  # how soon an order given here is stored
 FULL_S: Final = 1.0  # how soon Redis is asked again for what it had no room for

@@ -54,7 +54,7 @@ from router.request.match import Matcher, with_last_turn
 from router.request.observer import NO_OBSERVERS, Observers
 from router.request.plan import Placement, Plan, Split, booking_of, why_here
 from router.request.results import Prompt, Tries
-from router.scheduling.classes import BATCH
+from router.scheduling.order import BATCH
 from router.scheduling.waiting import ANYWHERE, NOTHING, VISITS, InFront, Where
 from router.upstream import Answer
 

@@ -15,7 +15,7 @@ from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate
 from router.request.fetch import Fetchable
 from router.request.results import Prompt, Tries
-from router.scheduling.classes import BATCH
+from router.scheduling.order import BATCH
 
 
 def why_here(prompt: Prompt, tries: Tries, plan: Plan) -> str | None:

@@ -31,9 +31,8 @@ from router.replicas.fleet import Fleet
 from router.request.place import Place
 from router.request.plan import Placement, Plan
 from router.request.results import Prompt, Read, Tries, Variant, Wait
-from router.scheduling.classes import BATCH, INTERACTIVE, ServiceClass, class_of, deadline_ms_of
-from router.scheduling.elsewhere import ALONE, Elsewhere
-from router.scheduling.queue import Limit, Outlook, Queue
+from router.scheduling.order import BATCH, INTERACTIVE, ServiceClass, class_of, deadline_ms_of
+from router.scheduling.queue import ALONE, Elsewhere, Limit, Outlook, Queue
 from router.scheduling.rules import Verdict
 from router.scheduling.waiting import (
     DEFAULT_RULES,

@@ -42,7 +42,7 @@ from router.base.contracts import NO_EXTRA, ExtraKeys
 from router.base.errors import BadRequest, PayloadTooLarge, UnsupportedBody
 from router.replicas.fleet import Fleet
 from router.request.results import NO_SESSION, Inbound, Read, Whose
-from router.scheduling.classes import keepalive_s_of
+from router.scheduling.order import keepalive_s_of
 from router.tokens.hand_over import kind_of
 
 _SALT: Final = "cache_salt"

@@ -33,7 +33,7 @@ from router.records.record import AssignmentRecord, PrefillRecord, Try
 from router.replicas.deaths import Body
 from router.replicas.ledger import Lease
 from router.replicas.replica import Candidate
-from router.scheduling.classes import ServiceClass
+from router.scheduling.order import ServiceClass
 from router.scheduling.waiting import Waiting
 from router.tokens import Tokens
 from router.tokens.hand_over import Kind

@@ -4,20 +4,141 @@ A request that has waited for the maximum goes first. Then the order is: interac
 the highest priority, callers that have not used their share, the shortest prompt, by the time to
 read and to compute it. Requests that wait for room in a cache go by their conversation's ticket. A
 second of compute counts as 100 s of waiting there, up to 300 s, so that none of them starves.
+
+interactive   a person waits for the answer; the default
+batch         goes when no interactive request can, and is refused first
+
+Callers share the compute of the replicas by weight while several of them wait. Each caller may use
+its weight times the quantum in a round. Each sent request takes the compute of its prompt from
+that. Cached tokens are free, so caches keep their value. A caller that has used its share goes
+behind the others. When every waiting caller has used its share, the next round begins. A caller
+that used too much gets less of it. A caller that does not wait saves nothing.
+
+Source: deficit longest prefix match (DLPM, arXiv 2501.14312), in time instead of tokens.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 from policies.view import CandidateId
-from router.scheduling.shares import Shares
+from router.base.errors import BadRequest
 from router.scheduling.waiting import LATE, LinePosition, QueueRules, Waiting
+
+ServiceClass = Literal["interactive", "batch"]
+
+CLASSES: Final[tuple[ServiceClass, ...]] = get_args(ServiceClass)
+INTERACTIVE: Final[ServiceClass] = "interactive"
+BATCH: Final[ServiceClass] = "batch"
+
+
+CLASS_HEADER: Final = "x-warmroute-class"
+DEADLINE_HEADER: Final = "x-warmroute-deadline-ms"
+MAX_DEADLINE_MS: Final = 3_600_000
+
+KEEPALIVE_HEADER: Final = "x-warmroute-keepalive-s"
+MAX_KEEPALIVE_S: Final = 600
+
+_NUMBER: Final = re.compile(r"[0-9]{1,7}")
+
+
+def class_of(headers: Mapping[str, str], *, is_batch: bool) -> ServiceClass:
+    """Return the class of a request; `is_batch`: all that its caller sends is batch.
+
+    Raises:
+        BadRequest: the header names none.
+    """
+    given = headers.get(CLASS_HEADER)
+    if given is not None and given not in CLASSES:
+        raise BadRequest(
+            f"`{CLASS_HEADER}` must be one of {', '.join(CLASSES)}", param=CLASS_HEADER
+        )
+    return BATCH if is_batch or given == BATCH else INTERACTIVE
+
+
+def deadline_ms_of(headers: Mapping[str, str]) -> float | None:
+    """Return within what time of its arrival a request wants its first token; None: no header.
+
+    Raises:
+        BadRequest: the header is no number in its range.
+    """
+    return _number(headers, DEADLINE_HEADER, MAX_DEADLINE_MS)
+
+
+def keepalive_s_of(headers: Mapping[str, str]) -> float | None:
+    """Return how often a stream's client wants a comment before the first token; None: never.
+
+    Raises:
+        BadRequest: the header is no number in its range.
+    """
+    return _number(headers, KEEPALIVE_HEADER, MAX_KEEPALIVE_S)
+
+
+def _number(headers: Mapping[str, str], name: str, most: int) -> float | None:
+    given = headers.get(name)
+    if given is None:
+        return None
+    if not _NUMBER.fullmatch(given) or not 1 <= int(given) <= most:
+        raise BadRequest(f"`{name}` must be a whole number from 1 to {most}", param=name)
+    return float(given)
+
+
+class Shares:
+    """Compute that each caller has left of a round.
+
+    Args:
+        quantum_ms: Compute of one round for a weight of 1.
+    """
+
+    __slots__ = ("_left_ms", "_quantum_ms", "_weights")
+
+    def __init__(self, quantum_ms: float) -> None:
+        self._quantum_ms = quantum_ms
+        self._left_ms: dict[str | None, float] = {}  # only callers that used a part of their share
+        self._weights: dict[str | None, float] = {}  # of the same callers
+
+    def is_spent(self, caller: str | None) -> bool:
+        """Return whether a caller has used its share of this round."""
+        return self._left_ms.get(caller, 1.0) <= 0.0
+
+    def charge(
+        self, caller: str | None, weight: float, compute_ms: float, waiting: Collection[str | None]
+    ) -> bool:
+        """Charge a sent request to a caller's share; return whether any caller's state changed.
+
+        Args:
+            waiting: The callers that have requests in the queue.
+        """
+        spent_before = self._spent()
+        share_ms = weight * self._quantum_ms
+        self._weights[caller] = weight
+        self._left_ms[caller] = self._left_ms.get(caller, share_ms) - compute_ms
+        if waiting and all(map(self.is_spent, waiting)):
+            self._begin_round(waiting)
+        return self._spent() != spent_before
+
+    def _spent(self) -> set[str | None]:
+        return {caller for caller, left_ms in self._left_ms.items() if left_ms <= 0.0}
+
+    def _begin_round(self, waiting: Collection[str | None]) -> None:
+        """Begin as many rounds as it takes until one of the waiting callers has a share left."""
+        num_rounds = min(
+            -self._left_ms[caller] // (self._weights[caller] * self._quantum_ms) + 1.0
+            for caller in waiting
+        )
+        for caller, left_ms in list(self._left_ms.items()):
+            share_ms = self._weights[caller] * self._quantum_ms
+            if left_ms + num_rounds * share_ms >= share_ms:
+                del self._left_ms[caller], self._weights[caller]
+            else:
+                self._left_ms[caller] = left_ms + num_rounds * share_ms
+
 
 QUANTUM_MS: Final = 5_000.0
 """Compute after which waiting callers of weight 1 take turns."""

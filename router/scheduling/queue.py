@@ -9,6 +9,8 @@ the prediction may be wrong.
 
 What must not be here: a clock, tasks, how a request is placed or sent. The router and the simulator
 use the same queue.
+
+`Elsewhere` is what other routers say of their queues. A router alone shares nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from typing import Final, Generic, Literal, NamedTuple
 
 from policies.view import CandidateId
 from router.scheduling.conversations import Conversations
-from router.scheduling.elsewhere import ALONE, Elsewhere
 from router.scheduling.order import LineKey, Order
 from router.scheduling.rules import C, Rules, Verdict, compute_ms
 from router.scheduling.waiting import (
@@ -34,6 +35,28 @@ from router.scheduling.waiting import (
     Where,
     level_of,
 )
+
+
+class Elsewhere:
+    """The queues of other routers, as this router's queue sees them."""
+
+    def num_waiting(self, now_s: float) -> int:
+        """Count the requests that wait for room at other routers."""
+        return 0
+
+    def first_s(self, now_s: float) -> float | None:
+        """Return the place of the first of them, as `LinePosition.key_s`; None: none waits."""
+        return None
+
+    def waits(self, num: int, first_s: float | None, now_s: float) -> None:
+        """Publish how many wait for room here, and the place of the first; often called."""
+
+    def asked(self, session: int, *, has_room: bool) -> None:
+        """Publish that a conversation's next turn has come, and waits here."""
+
+
+ALONE = Elsewhere()
+
 
 _NUM_TRIES: Final = 8  # requests of similar lines that are placed in vain before a release ends
 

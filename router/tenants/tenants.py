@@ -41,7 +41,7 @@ from router.base.caller import FORBIDDEN, MAX_CHARS, Caller, InFlight, cache_sal
 from router.base.errors import ConfigError, Unauthorized
 from router.base.system import WatchedFile
 from router.config import explained, yaml_file
-from router.scheduling.classes import BATCH, INTERACTIVE, ServiceClass
+from router.scheduling.order import BATCH, INTERACTIVE, ServiceClass
 
 DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 """How a key's digest is written."""

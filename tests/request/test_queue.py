@@ -30,7 +30,7 @@ from router.replicas import Fleet
 from router.replicas.cost_fit import PRIOR
 from router.request.queue import WaitingRoom
 from router.request.results import NO_SESSION, Tries
-from router.scheduling.classes import DEADLINE_HEADER
+from router.scheduling.order import DEADLINE_HEADER
 from router.scheduling.queue import Queue
 from router.scheduling.waiting import LATE, QueueRules
 from tests.faults.fake_engine import FakeEngine

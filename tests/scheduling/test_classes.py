@@ -1,4 +1,4 @@
-"""router.scheduling.classes: which class a request is of."""
+"""router.scheduling.order: which class a request is of."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.base.errors import BadRequest
-from router.scheduling.classes import (
+from router.scheduling.order import (
     CLASS_HEADER,
     CLASSES,
     DEADLINE_HEADER,

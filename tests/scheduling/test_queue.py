@@ -16,8 +16,7 @@ from router.replicas.replica import Replica, candidates_of
 from router.request.place import with_room
 from router.scheduling import order
 from router.scheduling.conversations import Conversations
-from router.scheduling.elsewhere import Elsewhere
-from router.scheduling.queue import Limit, Outlook, Queue
+from router.scheduling.queue import Elsewhere, Limit, Outlook, Queue
 from router.scheduling.rules import IDLE_SOON_MS
 from router.scheduling.waiting import (
     ANYWHERE,

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.scheduling.shares import Shares
+from router.scheduling.order import Shares
 
 BOTH = ("a", "b")
 
