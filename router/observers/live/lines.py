@@ -16,8 +16,7 @@ from policies.cost import costs_of
 from policies.view import NOTHING_HELD, Holding
 from router.base.bounded import Backlog
 from router.base.errors import Overloaded
-from router.records.record import DecisionRecord
-from router.records.words import advice_in_words, causes_in_words
+from router.records.record import DecisionRecord, advice_in_words, causes_in_words
 from router.request.observer import Observer
 
 MAX_COSTS: Final = 16

@@ -16,8 +16,7 @@ from msgspec import Struct, field
 
 from router.base.bounded import Bounded
 from router.metrics import Metrics
-from router.records.record import CAUSES, Outcome
-from router.records.words import CAUSE_WORDS, advice_for
+from router.records.record import CAUSE_WORDS, CAUSES, Outcome, advice_for
 from router.request.observer import Facts, Observer
 
 WINDOW_S: Final = 60

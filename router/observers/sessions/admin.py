@@ -25,8 +25,7 @@ from router.observers.sessions.describe import (
     turn_fields,
 )
 from router.observers.sessions.session_ledger import Session, SessionLedger
-from router.records.record import CAUSES
-from router.records.words import reasons
+from router.records.record import CAUSES, reasons
 from router.request.queue import WaitingRoom
 from router.tenants import Tenants
 

@@ -37,8 +37,17 @@ from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.observers.sessions.session_ledger import Match, Session, SessionLedger, Thread
 from router.observers.sessions.turns import Turn, turn_of
-from router.records.record import Cause, Change, Computed, Loss, Move, Part
-from router.records.words import LEAST_IN_ROW, advice_on, change_in_words
+from router.records.record import (
+    LEAST_IN_ROW,
+    Cause,
+    Change,
+    Computed,
+    Loss,
+    Move,
+    Part,
+    advice_on,
+    change_in_words,
+)
 from router.request.fetch import Fetches
 from router.request.observer import Facts, Observer
 from router.request.plan import Placement

@@ -14,8 +14,7 @@ from router.api.sessions import engine_name
 from router.observers.sessions.bookkeeper import Findings, SessionNames
 from router.observers.sessions.session_ledger import Session, SessionLedger
 from router.observers.sessions.turns import Totals, Turn
-from router.records.record import Cause
-from router.records.words import advice_in_words, causes_in_words
+from router.records.record import Cause, advice_in_words, causes_in_words
 
 COLUMNS: Final = (
     "session", "parent", "tenant", "model", "home", "begun", "last", "turns", "prompt_tokens",

@@ -5,8 +5,18 @@ from __future__ import annotations
 import pytest
 
 from router.observers.sessions.bookkeeper import SessionFinding
-from router.records.record import CAUSES, Cause, Change, Computed, Loss, Move, Part
-from router.records.words import advice_in_words, causes_in_words, reasons
+from router.records.record import (
+    CAUSES,
+    Cause,
+    Change,
+    Computed,
+    Loss,
+    Move,
+    Part,
+    advice_in_words,
+    causes_in_words,
+    reasons,
+)
 
 
 def changed(
