@@ -26,8 +26,7 @@ from router.index.behind import Behind
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
-from router.pool.pools import Pools
-from router.pool.status import PoolStatus
+from router.pool.pools import Pools, PoolStatus
 from router.replicas.deaths import Deaths
 from router.replicas.fleet import Fleet
 from router.replicas.registry import EngineKey, Registry

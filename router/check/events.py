@@ -17,8 +17,7 @@ from router.base.contracts import DEFAULT_SEED, BlockKey, HashContract
 from router.base.errors import ConfigError
 from router.base.messages import KvGroup
 from router.check.finding import Finding, Subject
-from router.check.reach import CONNECT_S, Deadline, reach
-from router.check.seen import RankSeen, ReplicaSeen
+from router.check.seen import CONNECT_S, Deadline, RankSeen, ReplicaSeen, reach
 from router.cluster.candidate_source import CandidateSource
 from router.config import Config
 from router.discovery.engine_facts import EngineFacts

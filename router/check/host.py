@@ -9,7 +9,7 @@ import httpx
 from router.base.addresses import host_port, own_url_host
 from router.base.listening import cannot_listen, listen, why_not
 from router.check.finding import Finding, Subject
-from router.check.reach import Deadline
+from router.check.seen import Deadline
 from router.config import AdminConfig, Config, ListenConfig
 
 _ASK_S: Final = 2.0

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from router.base.errors import PoolError
 from router.check.finding import Finding, Subject, size
-from router.check.reach import Deadline
-from router.check.seen import ReplicaSeen
+from router.check.seen import Deadline, ReplicaSeen
 from router.config import MooncakeConfig, PoolConfig
 from router.pool.catalog import PoolCatalog, Unreadable
 from router.pool.layouts import Layout, names_in_keys

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from router.base.errors import StoreError, StoreRefused
 from router.base.messages import SCHEMA, UPGRADED, is_pool_stream
 from router.check.finding import Finding, Subject, size
-from router.check.reach import Deadline
-from router.check.seen import ReplicaSeen
+from router.check.seen import Deadline, ReplicaSeen
 from router.cluster.redis_connection import RedisConnection
 from router.cluster.redis_snapshot import read_heads
 from router.config import IndexConfig, RedisConfig

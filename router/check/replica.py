@@ -19,8 +19,7 @@ from router.base.errors import (
 )
 from router.check import events, tokenizer
 from router.check.finding import Finding, Subject
-from router.check.reach import Deadline
-from router.check.seen import Failure, ReplicaSeen
+from router.check.seen import Deadline, Failure, ReplicaSeen
 from router.check.tokenizer import Tokenizers
 from router.config import Config, bootstrap_of, pool_of
 from router.discovery.engine_api import EngineApi

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from router.check import host, mooncake, redis, replica, sources, together
 from router.check.mooncake import PoolSeen
-from router.check.reach import Deadline
 from router.check.report import Report
-from router.check.seen import ReplicaSeen
+from router.check.seen import Deadline, ReplicaSeen
 from router.check.tokenizer import Tokenizers
 from router.config import Config
 from router.config.hosts import HostRules

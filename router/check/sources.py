@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from router.base.errors import DiscoveryError
 from router.check.finding import Finding, Subject
-from router.check.reach import Deadline
+from router.check.seen import Deadline
 from router.config import DiscoveryConfig
 from router.config.hosts import HostRules
 from router.discovery.find import build_sources

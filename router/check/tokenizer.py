@@ -12,8 +12,7 @@ from router.base.engines import Release, rules_of
 from router.base.errors import RouterError
 from router.base.loop_turns import in_thread
 from router.check.finding import Finding, Subject
-from router.check.reach import Deadline
-from router.check.seen import ModelSeen
+from router.check.seen import Deadline, ModelSeen
 from router.config import Config
 from router.discovery.engine_api import EngineApi
 from router.discovery.model_watch import compare

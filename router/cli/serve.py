@@ -29,7 +29,7 @@ from router.cli.config_options import (
     load,
 )
 from router.cli.terminal import drawing, drawn, refuse
-from router.config.schema import json_schema
+from router.config.loader import json_schema
 
 _WIDE = 160  # columns, where the width of the screen is not known
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from router.index.cache_view import CacheView
 from router.index.candidate_stream import CandidateStream
 from router.metrics import PoolState, SharingState, SourceState
-from router.pool.status import PoolStatus
+from router.pool.pools import PoolStatus
 from router.replicas.candidate_state import CandidateStatus
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry

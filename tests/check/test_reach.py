@@ -1,4 +1,4 @@
-"""router.check.reach: whether something listens at an address."""
+"""router.check.seen: whether something listens at an address."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from router.check import reach as module
-from router.check.reach import reach
+from router.check.seen import reach
 
 
 async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from router.base.messages import SCHEMA, Delta, ReplicaRecord, StreamId, TierChange, pack_keys
 from router.check.finding import Level
-from router.check.reach import Deadline
 from router.check.redis import RedisSeen, judge, look
+from router.check.seen import Deadline
 from router.cluster.redis_store import RedisStore
 from router.config import IndexConfig, RedisConfig
 from tests.check.samples import REDIS, REPLICA, named, wrong

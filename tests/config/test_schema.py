@@ -15,7 +15,7 @@ from loadtest.dev import docs
 from router import config
 from router.base.errors import ConfigError
 from router.cli import main
-from router.config.schema import json_schema
+from router.config.loader import json_schema
 from tests.docs_blocks import ROOT, blocks
 
 FILES = [

@@ -22,8 +22,7 @@ from router.observers.sessions.bookkeeper import Findings, SessionNames
 from router.observers.sessions.describe import MAX_RECENT, MAX_SESSIONS, SessionRows
 from router.observers.sessions.session_ledger import SessionLedger, Thread
 from router.observers.sessions.turns import Turn
-from router.pool.pools import Pools
-from router.pool.status import PoolStatus
+from router.pool.pools import Pools, PoolStatus
 from router.replicas.registry import Registry
 from router.upstream.session import Strays
 from tests.policies.snapshots import replica as view
