@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from router.config.schema import json_schema
+from router.config.loader import json_schema
 
 CHART = Path(__file__).parent / "warmroute"
 

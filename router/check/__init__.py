@@ -4,10 +4,10 @@
     redis, mooncake                 clients and a deadline; `judge` is pure
     sources, host                   sources of replicas, ports and files
     together                        judges what only several replicas can have wrong
-    seen                            what was seen of a replica, in the router's own structs
+    seen                            what was seen of a replica, in the router's own structs;
+                                    whether something listens, and how long to wait
     run                             looks at everything, then judges
     finding, report                 a finding: ok, note, warning or error, with a hint; the report
-    reach                           whether something listens; how long to wait
 
 `warmroute status` says what a running router knows. Looking changes nothing. No lease is taken, no
 request goes to a model, Redis is only read, ports are tried and left. Engines see what they see of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.check import reach as module
+from router.check import seen as module
 from router.check.seen import reach
 
 
