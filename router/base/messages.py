@@ -196,6 +196,7 @@ class Began(Struct, frozen=True, array_like=True, tag="began"):
     num_fetched_tokens: Count
     streams: bool
     claimed: Keys = b""
+    num_held: Count = 0  # not read; its place is kept for routers of other releases
     session_hash: int | None = None
     held: Keys = b""
     is_from_pool: bool = False  # where the fetched tokens are read

@@ -28,10 +28,22 @@ def test_notes_come_back_by_their_tags() -> None:
     kinds = NoteKinds()
     for kind in (Began, Ended, Alive):
         kinds.register(kind, lambda *_: None)
-    notes = Notes("router-1", (Began(1, X, 10, 90, 0, True, b"", 5), Ended(1, True)))
+    notes = Notes("router-1", (Began(1, X, 10, 90, 0, True, b"", session_hash=5), Ended(1, True)))
 
     assert kinds.decode(encode(notes)) == notes
     assert kinds.num_garbage == 0
+
+
+def test_a_note_of_an_older_release_is_read() -> None:
+    """While routers are upgraded one by one: fields have their places, `num_held` among them."""
+    kinds = NoteKinds()
+    kinds.register(Began, lambda *_: None)
+    sent = ["began", 1, X, 10, 90, 0, True, b"", 3, 5, b"", False, 0, False, True]
+
+    (note,) = kinds.decode(encode(["router-1", [sent]])).notes
+
+    assert isinstance(note, Began)
+    assert (note.session_hash, note.is_visit, kinds.num_garbage) == (5, True, 0)
 
 
 def test_an_unknown_note_costs_no_other() -> None:
