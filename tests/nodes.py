@@ -14,7 +14,7 @@ from router.cluster.shares import QueueShare
 from router.config import ReplicaConfig
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
-from router.index.claims import Claim
+from router.index.candidate_stream import Claim
 from router.kv_events.stream import RankStream
 from router.metrics import Metrics
 from router.observers.sessions.session_ledger import SessionLedger

@@ -22,8 +22,8 @@ from router.pool.readers import PoolReaders
 from router.replicas.fleet import Fleet
 from router.replicas.replica import Candidate
 from router.request.fetch import Fetchable, Fetches
-from router.request.match import Matcher
 from router.request.place import Place
+from router.request.plan import Matcher
 from router.request.results import Inbound, Prompt, Read, Whose
 from router.tokens import Tokens
 

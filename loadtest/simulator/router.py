@@ -22,7 +22,7 @@ from router.base.contracts import BlockKey, HashContract
 from router.index.behind import Behind
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
-from router.index.claims import Claim
+from router.index.candidate_stream import Claim
 from router.records.record import Outcome
 from router.replicas.candidate_state import EngineLoad
 from router.replicas.fleet import Fleet

@@ -7,7 +7,7 @@ from msgspec import Struct, field
 from loadtest.simulator.engine import Request
 from loadtest.simulator.router import Router
 from loadtest.workload import Turn
-from router.index.claims import Claim
+from router.index.candidate_stream import Claim
 from router.replicas.ledger import Lease
 from router.request.plan import Placement
 from router.request.results import Prompt

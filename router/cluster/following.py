@@ -26,8 +26,7 @@ from router.cluster.link import Link
 from router.cluster.redis_snapshot import LogPart, LogReader
 from router.cluster.redis_store import RedisStore
 from router.index.cache_view import CacheView
-from router.index.copies import StagedBlocks
-from router.index.prefix import Either, leading
+from router.index.copies import Either, StagedBlocks, leading
 from router.kv_events.follower import follow
 from router.kv_events.stream import RankStream
 

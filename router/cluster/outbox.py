@@ -40,7 +40,7 @@ from router.base.messages import (
 )
 from router.cluster.candidate_source import CandidateNames
 from router.index.cache_view import CacheView
-from router.index.claims import Claim
+from router.index.candidate_stream import Claim
 from router.metrics import Metrics
 from router.replicas.ledger import Lease
 from router.scheduling.conversations import Conversations

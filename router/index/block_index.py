@@ -21,26 +21,24 @@ from policies.view import CandidateId
 from router.base.contracts import BlockKey
 from router.base.messages import TierChange
 from router.index.copies import (
+    MAX_SHORT,
+    NO_END,
     TIERS,
     Copies,
+    Either,
+    PrefixEnd,
     RecentKeys,
     StagedBlocks,
     Tier,
     add,
     drop_oldest,
+    leading,
+    prolonged,
     remove,
     remove_to,
 )
 from router.index.hit_length import Chain, KvLayout
 from router.index.journal import MAX_PENDING, Changes, Journal, held_change
-from router.index.prefix import (
-    MAX_SHORT,
-    NO_END,
-    Either,
-    PrefixEnd,
-    leading,
-    prolonged,
-)
 
 
 class BlockMatch(Struct, frozen=True, gc=False):

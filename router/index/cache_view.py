@@ -17,8 +17,14 @@ from policies.view import CandidateId
 from router.base.contracts import BlockKey, ExtraKeys, HashContract
 from router.index.behind import NOTHING_BEHIND, Behind
 from router.index.block_index import NO_BLOCKS, BlockIndex, BlockMatch
-from router.index.candidate_stream import CandidateStream, StreamReason, StreamState
-from router.index.claims import Audit, Claim, recover
+from router.index.candidate_stream import (
+    Audit,
+    CandidateStream,
+    Claim,
+    StreamReason,
+    StreamState,
+    recover,
+)
 from router.index.running import Running
 
 logger = logging.getLogger(__name__)

@@ -58,7 +58,7 @@ from typing import Final, NamedTuple, overload
 
 from router.base.contracts import KEY_MASK, BlockKey
 from router.base.messages import KvGroup
-from router.index.prefix import Either, PrefixEnd, leading
+from router.index.copies import Either, PrefixEnd, leading
 
 
 class Chain:

@@ -50,9 +50,16 @@ from router.records.record import Outcome
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate, candidates_of
-from router.request.match import Matcher, with_last_turn
 from router.request.observer import NO_OBSERVERS, Observers
-from router.request.plan import Placement, Plan, Split, booking_of, why_here
+from router.request.plan import (
+    Matcher,
+    Placement,
+    Plan,
+    Split,
+    booking_of,
+    why_here,
+    with_last_turn,
+)
 from router.request.results import Prompt, Tries
 from router.scheduling.order import BATCH
 from router.scheduling.waiting import ANYWHERE, NOTHING, VISITS, InFront, Where

@@ -51,8 +51,7 @@ from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry
 from router.replicas.replica import Candidate
 from router.replicas.response_owners import ResponseKey, ResponseOwners, response_key
-from router.request.match import same_names
-from router.request.plan import Placement
+from router.request.plan import Placement, same_names
 from router.request.queue import WaitingRoom
 from router.request.read import extra_keys
 from router.request.results import Prompt, Read, Variant

@@ -3,7 +3,7 @@
     1 read      bytes -> model, session, what decides the prompt           read.py
     2 prompt    its token ids, computing only new text; its block keys     prompt.py, tokenize.py
     3 place     verify: ask a pool about the prompt, if that matters        fetch.py
-                plan: look up who holds the prompt, ask the policy          place.py, match.py
+                plan: look up who holds the prompt, ask the policy          place.py, plan.py
                 queue: wait until a replica has room                        queue.py
                 commit: its load and its blocks count from here on
     4 send      bytes through; another replica if one fails in time         send.py, retry.py

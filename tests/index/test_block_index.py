@@ -2,7 +2,7 @@
 
 Blocks loaded into an index: swapped in whole, freed in slices.
 
-router.index.claims: the last ones are known, and never many more.
+router.index.candidate_stream: the last ones are known, and never many more.
 """
 
 from __future__ import annotations
