@@ -11,10 +11,11 @@ not wrong. `StagedBlocks` are a candidate's blocks while they are loaded. A mill
 of a second to load. They are loaded slice by slice, apart from the blocks that are matched, so that
 no request sees half of them. Then `BlockIndex.replace` swaps them in.
 
-A chain is not walked to find how many leading blocks of it are held. Prefix closure: a candidate that has block n has the blocks before it. So the end of a prefix is
-found by bisecting. Closure can break: a tier may evict in another order, and events may be lost.
-Therefore all blocks of a short prefix are checked. Of a long prefix the blocks right before its end
-are checked; if one is missing, the search continues before it.
+A chain is not walked to find how many leading blocks of it are held. Prefix closure: a candidate
+that has block n has the blocks before it. So the end of a prefix is found by bisecting. Closure can
+break: a tier may evict in another order, and events may be lost. Therefore all blocks of a short
+prefix are checked. Of a long prefix the blocks right before its end are checked; if one is missing,
+the search continues before it.
 """
 
 from __future__ import annotations
