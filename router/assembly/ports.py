@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from router.api.apis import ModelAliases
-from router.api.clients import Clients
 from router.api.routes import Routes
+from router.api.sessions import Clients
 from router.assembly.router import Router
 from router.base.addresses import host_port
 from router.http.admin import (

@@ -14,8 +14,8 @@ from msgspec.structs import fields
 
 from policies.naming import split
 from policies.registry import POLICIES, create
-from router.api.clients import network
 from router.api.routes import check_pattern
+from router.api.sessions import network
 from router.base.addresses import unbracketed
 from router.base.errors import ConfigError, ConfigErrors
 from router.config.discovery import check_discovery

@@ -30,8 +30,8 @@ from multidict import CIMultiDict
 
 from router.api.answers import engine_error_event, error_event
 from router.api.body import SMALL_FORM_BYTES, AsSent, Withheld, is_encoded, utf8
-from router.api.clients import Client, Clients
 from router.api.routes import Route, Routes, path_of
+from router.api.sessions import Client, Clients
 from router.base.caller import ANYBODY, Caller
 from router.base.errors import (
     BadRequest,

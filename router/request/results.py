@@ -23,9 +23,9 @@ from policies.policy import Policy
 from policies.view import CandidateId
 from router.api.apis import Api, Request
 from router.api.body import AsSent, Outline
-from router.api.clients import Client
 from router.api.digests import PartDigests
 from router.api.openai import ChatRequest, CompletionRequest
+from router.api.sessions import Client
 from router.base.caller import ANYBODY, Caller
 from router.base.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
 from router.index.block_index import BlockMatch

@@ -20,10 +20,9 @@ from multidict import CIMultiDict
 from router.api.answers import MAX_BYTES as MAX_OPENING_BYTES
 from router.api.answers import Begun, Ending, Opening
 from router.api.body import PREFIX, Withheld
-from router.api.clients import FORWARDED
 from router.api.responses import CREATE
 from router.api.routes import engine_route, lacks_route
-from router.api.sessions import engine_name
+from router.api.sessions import FORWARDED, engine_name
 from router.base.caller import ANYBODY
 from router.base.errors import AnswerUnreadable, Overdue, UpstreamError, UpstreamUnreachable
 from router.discovery.served_models import ServedModels

@@ -1,11 +1,11 @@
-"""router.api.clients: whose request it is, and whom to believe."""
+"""router.api.sessions: whose request it is, and whom to believe."""
 
 from __future__ import annotations
 
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from router.api.clients import Client, Clients
+from router.api.sessions import Client, Clients
 
 
 def found(clients: Clients, peer: str | None, **headers: str) -> Client:

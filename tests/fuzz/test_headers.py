@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from router.api.body import PREFIX, Withheld
-from router.api.clients import FORWARDED, Clients
+from router.api.sessions import FORWARDED, Clients
 from router.upstream import HOP_BY_HOP, end_to_end
 
 # As aiohttp reads them: bytes that are no UTF-8 become surrogates.
