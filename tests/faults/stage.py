@@ -35,7 +35,7 @@ from router.assembly import Router
 from router.base.contracts import BlockKey, block_key
 from router.base.logs import JsonFormatter, TextFormatter
 from router.cluster import following as snapshot_loader
-from router.observers.live.lines import Feed
+from router.observers.live.recent import Feed
 from router.observers.sessions.bookkeeper import Bookkeeper
 from router.observers.sessions.session_ledger import SessionLedger
 from router.pool.catalog import PoolCatalog

@@ -23,7 +23,7 @@ from aiohttp import web
 
 from router.base.bounded import Backlog
 from router.http.admin import Handler, number_in
-from router.observers.live.lines import NUM_LAST, Feed, decision_line
+from router.observers.live.recent import NUM_LAST, Feed, decision_line
 from router.observers.live.state import LiveState
 from router.records.record import DecisionRecord
 

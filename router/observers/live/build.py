@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from router.http.part import ObserverPart
 from router.observers.live.admin import PAGE, LivePage, LivePages
-from router.observers.live.lines import Feed
-from router.observers.live.recent import RecentRequests, TrafficHistory
+from router.observers.live.recent import Feed, RecentRequests, TrafficHistory
 from router.observers.live.replica_rows import ReplicaRows
 from router.observers.live.state import (
     LiveState,

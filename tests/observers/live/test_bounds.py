@@ -16,7 +16,7 @@ from router.discovery.status import Status
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
-from router.observers.live.lines import MAX_COSTS, decision_line
+from router.observers.live.recent import MAX_COSTS, decision_line
 from router.observers.live.replica_rows import MAX_ROWS, ReplicaRows
 from router.observers.sessions.bookkeeper import Findings, SessionNames
 from router.observers.sessions.describe import MAX_RECENT, MAX_SESSIONS, SessionRows

@@ -12,7 +12,7 @@ import aiohttp
 import orjson
 import pytest
 
-from router.observers.live.lines import MAX_LISTENERS
+from router.observers.live.recent import MAX_LISTENERS
 from tests.faults.stage import (
     ONE_AT_A_TIME,
     PATIENCE_S,

@@ -340,7 +340,7 @@ async def test_a_hidden_tab_follows_nothing() -> None:
 async def test_without_the_feed_it_asks_every_five_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("router.observers.live.lines.MAX_LISTENERS", 0)
+    monkeypatch.setattr("router.observers.live.recent.MAX_LISTENERS", 0)
     async with Engines(1) as engines, on_stage(*engines) as stage, browsing() as page:
         await page.hurry(10)
         await page.open(stage.admin_url)
