@@ -433,7 +433,7 @@ def test_the_formula_is_the_policys() -> None:
 
 def test_reasons_are_what_the_router_says() -> None:
     """The reasons that docs/concepts/exactness.md explains are those of the code."""
-    files = ("index/candidate_stream.py", "kv_events/stream.py", "index/claims.py")
+    files = ("index/candidate_stream.py", "kv_events/stream.py")
     source = "".join((ROOT / "router" / file).read_text() for file in files)
     rows = re.findall(
         r"^\| `([^`]+)` \| (?:BLIND|DEGRADED)", DOCUMENTS["docs/concepts/exactness.md"], re.M
