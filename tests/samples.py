@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from policies.view import CandidateId, Decision, ReplicaView, RequestView, Snapshot
 from router.base.contracts import BlockKey
 from router.records.record import DecisionRecord, Try
@@ -43,3 +45,13 @@ def decision_record(request_id: str = "req-1") -> DecisionRecord:
 def keys(*names: int) -> list[BlockKey]:
     """Name blocks."""
     return [BlockKey(name) for name in names]
+
+
+@dataclass
+class Clock:
+    """A clock that moves only when a test moves it."""
+
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import aiohttp
@@ -13,6 +14,7 @@ from loadtest.emulator.events import EventPublisher
 from loadtest.emulator.options import EmulatorOptions
 from loadtest.engine_model.time_model import PRESETS
 from router.kv_events.wire import BlockRemoved, BlockStored, KvEvent
+from tests.emulator.completing import complete
 
 SIZE = 16
 
@@ -23,18 +25,6 @@ def options(**fields: Any) -> EmulatorOptions:
     return EmulatorOptions(time_model=PRESETS["instant"], **(small | fields))
 
 
-async def complete(replica: Emulator, prompt: list[int], **fields: Any) -> tuple[int, float]:
-    """Complete a prompt; return its cached tokens, and how long it took."""
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": 3} | fields
-    loop_s = asyncio.get_running_loop().time
-    begun_s = loop_s()
-    async with aiohttp.ClientSession() as client:
-        async with client.post(f"{replica.url}/v1/completions", json=body) as response:
-            answer = await response.json()
-    cached = int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
-    return cached, loop_s() - begun_s
-
-
 def prompt(number: int, num_blocks: int = 10) -> list[int]:
     """Make a prompt of so many blocks and five tokens."""
     return [100 + number * 200 + position for position in range(num_blocks * SIZE + 5)]
@@ -42,12 +32,12 @@ def prompt(number: int, num_blocks: int = 10) -> list[int]:
 
 async def test_what_the_cache_evicts_comes_back_from_the_tier() -> None:
     async with Emulator(options()) as replica:
-        assert (await complete(replica, prompt(0)))[0] == 0
-        assert (await complete(replica, prompt(1)))[0] == 0
-        assert (await complete(replica, prompt(0)))[0] == 10 * SIZE
+        assert await complete(replica, prompt(0)) == 0
+        assert await complete(replica, prompt(1)) == 0
+        assert await complete(replica, prompt(0)) == 10 * SIZE
     async with Emulator(options(cpu_blocks=0)) as replica:
         for number in (0, 1, 0):
-            cached, _ = await complete(replica, prompt(number))
+            cached = await complete(replica, prompt(number))
             assert cached < SIZE
 
 
@@ -57,7 +47,7 @@ async def test_a_prompt_of_whole_blocks_comes_back_whole() -> None:
         whole = prompt(0)[: 10 * SIZE]
         await complete(replica, whole)
         await complete(replica, prompt(1))
-        assert (await complete(replica, whole))[0] == 10 * SIZE
+        assert await complete(replica, whole) == 10 * SIZE
 
 
 async def test_a_tier_that_is_full_drops_what_was_used_longest_ago() -> None:
@@ -65,8 +55,8 @@ async def test_a_tier_that_is_full_drops_what_was_used_longest_ago() -> None:
     async with Emulator(options(cpu_blocks=22)) as replica:
         for number in (0, 1, 2):
             await complete(replica, prompt(number))
-        assert (await complete(replica, prompt(0)))[0] == 2 * SIZE
-        assert (await complete(replica, prompt(2)))[0] == 10 * SIZE
+        assert await complete(replica, prompt(0)) == 2 * SIZE
+        assert await complete(replica, prompt(2)) == 10 * SIZE
 
 
 async def test_reading_takes_its_time() -> None:
@@ -74,7 +64,9 @@ async def test_reading_takes_its_time() -> None:
     async with Emulator(options(ms_per_cpu_token=2.0)) as replica:
         await complete(replica, prompt(0))
         await complete(replica, prompt(1))
-        cached, took_s = await complete(replica, prompt(0))
+        begun_s = time.monotonic()
+        cached = await complete(replica, prompt(0))
+        took_s = time.monotonic() - begun_s
 
     assert cached == 10 * SIZE
     assert took_s >= 0.32
@@ -111,7 +103,7 @@ async def test_a_reset_clears_the_tier_only_if_it_is_asked_to() -> None:
         for query, cached in (("", 10 * SIZE), ("?reset_external=true", 0)):
             async with client.post(f"{replica.url}/reset_prefix_cache{query}") as response:
                 assert (await response.json())["success"]
-            assert (await complete(replica, prompt(0)))[0] == cached
+            assert await complete(replica, prompt(0)) == cached
 
 
 async def test_a_client_that_leaves_during_a_read_leaves_nothing_behind() -> None:
@@ -122,6 +114,6 @@ async def test_a_client_that_leaves_during_a_read_leaves_nothing_behind() -> Non
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await complete(replica, prompt(0))
-        cached, _ = await complete(replica, prompt(0))
+        cached = await complete(replica, prompt(0))
 
     assert cached == 10 * SIZE

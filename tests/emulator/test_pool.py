@@ -14,6 +14,7 @@ from loadtest.emulator.pool import PoolMaster
 from loadtest.emulator.pool_client import PoolClient
 from loadtest.engine_model.time_model import PRESETS
 from router.kv_events.wire import BlockStored, KvEvent
+from tests.emulator.completing import complete
 
 
 def options(master: PoolMaster, **fields: Any) -> EmulatorOptions:
@@ -24,15 +25,6 @@ def options(master: PoolMaster, **fields: Any) -> EmulatorOptions:
         num_gpu_blocks=512,
         **fields,
     )
-
-
-async def complete(replica: Emulator, prompt: list[int], **fields: Any) -> int:
-    """Complete a prompt; return the cached tokens that the replica reports."""
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": 3} | fields
-    async with aiohttp.ClientSession() as client:
-        async with client.post(f"{replica.url}/v1/completions", json=body) as response:
-            answer = await response.json()
-    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
 async def test_the_master_answers_health_checks() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -21,3 +22,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     yield
     while time.monotonic() < end_s:
         item.runtest()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file for what a target writes."""
+    return tmp_path_factory.mktemp("fuzz") / "file"

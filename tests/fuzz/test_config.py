@@ -6,7 +6,6 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,12 +53,6 @@ def is_read_or_refused(*args: Any) -> None:
     """Load; anything but a ConfigError fails the test."""
     with contextlib.suppress(ConfigError):
         assert isinstance(load(*args), Config)
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file to write configurations to."""
-    return tmp_path_factory.mktemp("config") / "warmroute.yaml"
 
 
 @FIXED

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,12 +13,6 @@ from tests.fuzz.damage import FIXED, mutated
 from tests.loadtest.experiments.samples import Scene, records
 
 GOOD = [msgspec.json.encode(record) + b"\n" for record in records(Scene(num_sessions=3))[:4]]
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file to write records to."""
-    return tmp_path_factory.mktemp("records") / "records.jsonl"
 
 
 @settings(FIXED, max_examples=25)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,12 +27,6 @@ SAMPLES = {
     ),
     "messages": lines(messages("hello", "hi", timestamp=5)),
 }
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file to write traces to."""
-    return tmp_path_factory.mktemp("trace") / "trace.jsonl"
 
 
 @FIXED

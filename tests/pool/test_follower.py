@@ -13,16 +13,7 @@ from router.metrics import Metrics
 from router.pool.follower import PoolFollower
 from router.pool.master import MasterApi
 from tests.pool.samples import a_pool, chain, names
-
-
-class Clock:
-    """A clock that moves only when a test moves it."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.samples import Clock
 
 
 class Rig:

@@ -32,6 +32,7 @@ from tests.faults.stage import (
     streamed,
     words,
 )
+from tests.samples import Clock
 from tests.waiting import until_ready
 
 A = {"name": "a", "policy": "least_loaded"}
@@ -143,23 +144,13 @@ async def test_without_a_session_the_conversation_is_the_unit(tmp_path: Path) ->
 # -- another experiment while it runs ----------------------------------------------------------
 
 
-class Clock:
-    """Unix time that a test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def defined(name: str = "e", **fields: Any) -> Experiment:
     return msgspec.convert(settings(name=name, **fields)["experiment"], Experiment)
 
 
 def test_another_experiment_takes_over_at_its_start() -> None:
     """Until then the one before goes on; a router that reads it late is in step at once."""
-    clock = Clock()
+    clock = Clock(1_800_000_000.0)
     coming = defined("f", start_at=clock.now_s + 60)
     experiments = Experiments(defined(), ExperimentMetrics(), clock)
     experiments.configure(coming)
@@ -178,7 +169,7 @@ def test_another_experiment_takes_over_at_its_start() -> None:
 
 def test_an_experiment_that_is_read_again_goes_on() -> None:
     """The one that was to come is forgotten; without an experiment none runs."""
-    clock = Clock()
+    clock = Clock(1_800_000_000.0)
     experiments = Experiments(defined(), ExperimentMetrics(), clock)
     began = experiments.described()
     clock.now_s += 5
