@@ -19,16 +19,16 @@ _KEPT: Final = tuple(word.encode() for word in (BILLING_HEADER, *TOOL_CHANGES))
 """What engines read in a system message only."""
 
 
-class _Message(Struct):
+class _AnyMessage(Struct):
     role: Raw = Raw(b"")
     content: Raw = Raw(b"")
 
 
-class _Body(Struct):
-    messages: list[_Message]
+class _Messages(Struct):
+    messages: list[_AnyMessage]
 
 
-_DECODER: Final = msgspec.json.Decoder(_Body)
+_DECODER: Final = msgspec.json.Decoder(_Messages)
 
 
 def later_system_as_user(body: bytes) -> bytes:

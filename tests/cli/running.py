@@ -7,9 +7,10 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
+import click
 from click.testing import CliRunner, Result
 
 from router.cli import main
@@ -80,3 +81,14 @@ async def serving(
 async def said_at_start(process: asyncio.subprocess.Process) -> str:
     assert process.stderr is not None
     return (await process.stderr.readline()).decode()
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """List every command and subcommand with its whole name."""
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        assert command is not None
+        yield name, command
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {sub}", each) for sub, each in command.commands.items())

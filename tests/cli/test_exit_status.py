@@ -9,8 +9,7 @@ import pytest
 from loadtest.generated import Agents
 from loadtest.traces.mooncake import write_trace
 from router.cli.admin import Admin
-from tests.cli.running import REPLICA, run
-from tests.cli.test_help import commands
+from tests.cli.running import REPLICA, commands, run
 
 NOBODY = ("--admin", "http://127.0.0.1:9")
 TRACE, BROKEN, MISSING = "trace.jsonl", "broken", "missing"  # files

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import click
 import pytest
@@ -15,7 +14,7 @@ from click.testing import CliRunner
 from router import config
 from router.cli import main
 from router.cli.group import GROUPS
-from tests.cli.running import on_a_terminal
+from tests.cli.running import commands, on_a_terminal
 
 COLUMNS = 80
 
@@ -36,17 +35,6 @@ def sections(text: str) -> dict[str, list[str]]:
         elif found and re.match(r"  \S", line):
             list(found.values())[-1].append(line.split()[0].rstrip(","))
     return found
-
-
-def commands() -> Iterator[tuple[str, click.Command]]:
-    """List every command and subcommand with its whole name."""
-    context = click.Context(main)
-    for name in main.list_commands(context):
-        command = main.get_command(context, name)
-        assert command is not None
-        yield name, command
-        if isinstance(command, click.Group):
-            yield from ((f"{name} {sub}", each) for sub, each in command.commands.items())
 
 
 # -- groups --------------------------------------------------------------------------------------

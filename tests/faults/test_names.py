@@ -69,7 +69,9 @@ async def test_requests_go_on_while_no_name_resolves(failure: socket.gaierror | 
         assert {status.state for status in stage.router.fleet.load.status(0)} == {"up"}
         text = "host name engine-{}.test does not resolve: its last addresses are used"
         await is_wrong(stage, text.format(0), text.format(1))
-        assert stage.log.count("its last addresses are used on") == 4  # two names, in both forms
+        # Two names, in both forms; on a busy machine a name may have failed before, for a moment.
+        num_again = stage.log.count("host name resolves again")
+        assert stage.log.count("its last addresses are used on") - num_again == 4
 
         system.answer()
         for number in count(200):  # of other prompts, so at both replicas

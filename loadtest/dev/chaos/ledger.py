@@ -1,7 +1,8 @@
 """The outcome of every request, as its client saw it.
 
     right          the complete answer of an undisturbed engine
-    refused        a wrong request, answered with a client error of the API's shape
+    refused        a wrong request, answered with a client error of the API's shape; or the only
+                   one that was at two deaths: the router cannot know that replicas were killed
     error          an error answer of the API's shape, nothing else
     error event    a stream that ended with an error event
     aborted        an answer that its engine gave up: its beginning is right, its end says so
