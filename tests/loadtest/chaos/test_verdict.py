@@ -132,7 +132,7 @@ def test_growth_is_noticed() -> None:
     assert len(broken(run(samples={("a", 0): samples}))) == 2
 
 
-@pytest.mark.parametrize(("leak_bytes", "is_leak"), [(0, False), (8_000, False), (40_000, True)])
+@pytest.mark.parametrize(("leak_bytes", "is_leak"), [(0, False), (8_000, False), (60_000, True)])
 def test_what_comes_and_goes_and_what_fills_is_no_leak(leak_bytes: int, is_leak: bool) -> None:
     """30 MiB that fill in a minute, and 25 MiB free that go back once a minute: ten requests/s."""
     samples = [
