@@ -374,11 +374,17 @@ class ReplicaWatch:
             await asyncio.sleep(backoff.next_s())
 
     async def _key_head(self, facts: EngineFacts) -> str | None:
-        """Ask an engine in dev mode how its keys in a pool begin. None: it does not say."""
+        """Ask an engine in dev mode how its keys in a pool begin. None: it does not say.
+
+        A busy engine is asked twice: while the first question waits, it makes its answer.
+        """
         if not facts.shows_pause or self._pools.of(self._replica) is None:
             return None
-        info = await self._engine_api.server_info(self._name, self._url, timeout_s=_INFO_S)
-        return info.key_head if info is not None else None
+        for _ in range(2):
+            info = await self._engine_api.server_info(self._name, self._url, timeout_s=_INFO_S)
+            if info is not None:
+                return info.key_head
+        return None
 
     def _register(self, facts: EngineFacts, key_head: str | None) -> Replica:
         """Register a discovered replica with the fleet; its caches are not known yet.

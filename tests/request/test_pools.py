@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
+import pytest
+
 from loadtest.emulator.emulator import Emulator
 from loadtest.emulator.pool import EmulatedPool, PoolMaster
 from router.base.messages import pool_lister
@@ -210,8 +212,12 @@ async def test_routers_share_each_pool_s_directory(shared_redis: RedisServer) ->
                 await one.until(lambda f=follower: sum(each.is_lister for each in f) == 1)
 
 
-async def test_an_engine_in_dev_mode_reports_its_layout() -> None:
-    """Its `cache_prefix` chooses among the layouts of a model."""
+@pytest.mark.parametrize("is_busy", [False, True])
+async def test_an_engine_in_dev_mode_reports_its_layout(
+    monkeypatch: pytest.MonkeyPatch, *, is_busy: bool
+) -> None:
+    """Its `cache_prefix` chooses among the layouts of a model, also if it is late once."""
+    monkeypatch.setattr("router.discovery.watches._INFO_S", 1.0)
     store = {
         "kv_connector": "MooncakeStoreConnector",
         "kv_connector_extra_config": {"cache_prefix": "tp2"},
@@ -220,9 +226,13 @@ async def test_an_engine_in_dev_mode_reports_its_layout() -> None:
     pool = EmulatedPool()
     pool.put([f"{prefix}@tiny@tp_rank:0@{1:064x}" for prefix in ("tp1", "tp2")])
     engine = FakeEngine(server_info=page, is_paused={"is_paused": False})
+    engine.hanging = {"/server_info"} if is_busy else set()
     async with PoolMaster(pool) as master, engine:
         settings = {"mooncake__master": master.url, "ready": False}
         async with on_stage(replicas=[engine.url], **settings) as stage:
+            if is_busy:
+                await engine.reached.wait()
+                engine.hanging.clear()
             catalog = stage.router.pools[""].catalog
             await stage.until(lambda: bool(catalog.layouts))
 
