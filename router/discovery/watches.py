@@ -273,7 +273,7 @@ def _state(entry: Entry | None) -> str:
 HISTORY: Final = "its event history is being replayed"
 
 _DISCOVER_S: Final = (0.2, 5.0)  # first and longest pause between attempts
-_INFO_S: Final = 5.0  # the first answer about its configuration takes an engine 2 s
+_INFO_S: Final = (5.0, 15.0)  # the first answer about its configuration takes an engine 2 s
 _HISTORY_S: Final = 5.0  # readiness waits this long for a replica's event history
 
 
@@ -376,12 +376,12 @@ class ReplicaWatch:
     async def _key_head(self, facts: EngineFacts) -> str | None:
         """Ask an engine in dev mode how its keys in a pool begin. None: it does not say.
 
-        A busy engine is asked twice: while the first question waits, it makes its answer.
+        A busy engine is asked twice. One that starts beside others may take 10 s.
         """
         if not facts.shows_pause or self._pools.of(self._replica) is None:
             return None
-        for _ in range(2):
-            info = await self._engine_api.server_info(self._name, self._url, timeout_s=_INFO_S)
+        for timeout_s in _INFO_S:
+            info = await self._engine_api.server_info(self._name, self._url, timeout_s=timeout_s)
             if info is not None:
                 return info.key_head
         return None

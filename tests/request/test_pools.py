@@ -217,7 +217,7 @@ async def test_an_engine_in_dev_mode_reports_its_layout(
     monkeypatch: pytest.MonkeyPatch, *, is_busy: bool
 ) -> None:
     """Its `cache_prefix` chooses among the layouts of a model, also if it is late once."""
-    monkeypatch.setattr("router.discovery.watches._INFO_S", 1.0)
+    monkeypatch.setattr("router.discovery.watches._INFO_S", (1.0, 10.0))
     store = {
         "kv_connector": "MooncakeStoreConnector",
         "kv_connector_extra_config": {"cache_prefix": "tp2"},
