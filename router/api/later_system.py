@@ -16,7 +16,7 @@ from router.api.body import address_of
 
 _SYSTEM: Final = b'"system"'
 _KEPT: Final = tuple(word.encode() for word in (BILLING_HEADER, *TOOL_CHANGES))
-"""What engines read in a system message only."""
+"""Engines read these in a system message only."""
 
 
 class _AnyMessage(Struct):

@@ -74,7 +74,12 @@ class Speculation:
         other = holdings.deferred.get(first) if first is not None else None
         if other is not None:
             other.enter()
-        if first is None or other is not None or first in holdings.gpu or len(keys) < min_deferred:
+        if (
+            first is None
+            or other is not None
+            or first in holdings.gpu
+            or len(keys) < max(2, min_deferred)
+        ):
             self._num_entered = len(keys)
         else:
             self._num_entered = 1

@@ -293,3 +293,22 @@ class Either:
             if key in tier:
                 return True
         return False
+
+
+def num_common_blocks(one: Sequence[BlockKey], other: Sequence[BlockKey], least: int = 0) -> int:
+    """Count the leading blocks that two chains have in common; 0 if fewer than `least`.
+
+    Bisects: a key stands for all blocks before it, too.
+    """
+    low, high = least, min(len(one), len(other))
+    if low > high or (low and one[low - 1] != other[low - 1]):
+        return 0
+    if high and one[high - 1] == other[high - 1]:
+        return high
+    while low < high:
+        middle = (low + high) // 2
+        if one[middle] == other[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.base.contracts import BlockKey
+from router.index.copies import num_common_blocks
 
 
 class Use:
@@ -41,7 +42,7 @@ class Running:
         """Count the leading blocks of a chain that are in use."""
         num_blocks = 0
         for other in self._uses:
-            num_blocks = max(num_blocks, _num_common(keys, other.keys, num_blocks))
+            num_blocks = max(num_blocks, num_common_blocks(keys, other.keys, num_blocks))
         return num_blocks
 
     def begin(self, keys: Sequence[BlockKey]) -> Use:
@@ -60,25 +61,7 @@ class Running:
         self._uses.remove(use)
         heir, best = use, (use.start, 0)
         for other in self._uses:
-            found = _num_common(use.keys, other.keys, best[0]), -other.start
+            found = num_common_blocks(use.keys, other.keys, best[0]), -other.start
             if found > best:
                 heir, best = other, found
         heir.start = use.start
-
-
-def _num_common(one: Sequence[BlockKey], two: Sequence[BlockKey], least: int) -> int:
-    """Count the leading blocks that two chains have in common; 0 if fewer than `least`.
-
-    Bisects: a key stands for all blocks before it, too.
-    """
-    most = min(len(one), len(two))
-    if least > most or (least and one[least - 1] != two[least - 1]):
-        return 0
-    low, high = least, most
-    while low < high:
-        middle = (low + high) // 2
-        if one[middle] == two[middle]:
-            low = middle + 1
-        else:
-            high = middle
-    return low

@@ -11,7 +11,7 @@ from loadtest.traces.mooncake import write_trace
 from router.cli.admin import Admin
 from tests.cli.running import REPLICA, commands, run
 
-NOBODY = ("--admin", "http://127.0.0.1:9")
+NO_ADMIN = ("--admin", "http://127.0.0.1:9")
 TRACE, BROKEN, MISSING = "trace.jsonl", "broken", "missing"  # files
 
 WELL = {
@@ -27,15 +27,15 @@ WELL = {
 BAD = {
     "admin-token": (),
     "check": (*REPLICA, "--port", "0", "--admin-port", "0", "--wait", "0.1"),
-    "engine": ("sleep", "--all", *NOBODY),
+    "engine": ("sleep", "--all", *NO_ADMIN),
     "options": ("xyzzy",),
-    "replicas list": NOBODY,
-    "replicas add": ("http://127.0.0.1:9", *NOBODY),
-    "replicas drain": ("r1", *NOBODY),
-    "replicas undrain": ("r1", *NOBODY),
-    "replicas remove": ("r1", *NOBODY),
-    "tail": NOBODY,
-    "why": NOBODY,
+    "replicas list": NO_ADMIN,
+    "replicas add": ("http://127.0.0.1:9", *NO_ADMIN),
+    "replicas drain": ("r1", *NO_ADMIN),
+    "replicas undrain": ("r1", *NO_ADMIN),
+    "replicas remove": ("r1", *NO_ADMIN),
+    "tail": NO_ADMIN,
+    "why": NO_ADMIN,
 }
 WRONG = {
     "check": (),
@@ -46,7 +46,7 @@ WRONG = {
     "report": (BROKEN,),
     "serve": ("--config", MISSING),
     "simulate": ("--trace", BROKEN),
-    "status": NOBODY,
+    "status": NO_ADMIN,
     "trace describe": (BROKEN,),
     "trace convert": (BROKEN, "--output", "copy.jsonl"),
 }

@@ -194,7 +194,7 @@ def test_when_a_claim_is_entered_changes_no_match(script: list[tuple[Any, ...]])
 
     An engine evicts no block of a running request, so none of an open claim.
     """
-    late, soon = BlockIndex(min_deferred=2), BlockIndex(min_deferred=1_000)
+    late, soon = BlockIndex(min_deferred=1), BlockIndex(min_deferred=1_000)
     chains = (chain(12), [*chain(5), *chain(7, start=100)])
     held = [0, 0]
     claims: list[tuple[Speculation, Speculation]] = []

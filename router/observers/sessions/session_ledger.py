@@ -27,6 +27,7 @@ from policies.view import CandidateId
 from router.api.digests import PartDigests
 from router.base.bounded import Bounded
 from router.base.contracts import BlockKey, HashContract
+from router.index.copies import num_common_blocks
 from router.observers.sessions.turns import Totals, Turn, decode_turn, encode_turn
 from router.records.record import Change, Part
 
@@ -80,20 +81,6 @@ class Match(Struct, frozen=True, kw_only=True):
     is_unknown: bool = False
 
 
-def num_shared(one: Sequence[BlockKey], other: Sequence[BlockKey]) -> int:
-    """Count the leading blocks that two chains share: a key stands for all before it, too."""
-    low, high = 0, min(len(one), len(other))
-    if high and one[high - 1] == other[high - 1]:
-        return high
-    while low < high:
-        middle = (low + high) // 2
-        if one[middle] == other[middle]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 def thread_of(
     threads: Sequence[Thread],
     keys: Sequence[BlockKey],
@@ -120,7 +107,7 @@ def thread_of(
             )
     for thread in reversed(threads):
         if thread.contract == contract and thread.space == space:
-            num_blocks = num_shared(keys, thread.keys)
+            num_blocks = num_common_blocks(keys, thread.keys)
             if num_blocks and num_blocks >= _LEAST_SHARE * min(len(keys), len(thread.keys)):
                 return thread
     if parts is None:
@@ -336,7 +323,7 @@ class SessionLedger:
         source, num_common = None, 0
         for other in (*threads, *others) if others else threads:
             if other.space == space and other.contract == contract:
-                num_blocks = num_shared(keys, other.keys)
+                num_blocks = num_common_blocks(keys, other.keys)
                 if num_blocks > num_common:
                     source, num_common = other, num_blocks
         thread = thread_of(threads, keys, num_tokens, parts, space, contract)
@@ -348,7 +335,7 @@ class SessionLedger:
             return Match(thread=thread, num_common=0)
         if not keys or not thread.keys or thread.contract != contract:
             return Match(thread=thread, is_unknown=True)
-        num_blocks = num_common if thread is source else num_shared(keys, thread.keys)
+        num_blocks = num_common if thread is source else num_common_blocks(keys, thread.keys)
         change = change_of(thread, parts, num_blocks, size, num_tokens)
         return Match(thread=thread, source=source, num_common=num_common * size, change=change)
 
@@ -526,5 +513,5 @@ class SessionLedger:
 def _is_overtaken(thread: Thread, newer: Thread) -> bool:
     """Return whether the next turn was here before the note of this one."""
     num_blocks, is_recent = len(thread.keys), newer.at_s > thread.at_s - _OVERTAKEN_S
-    is_part = 0 < num_blocks == num_shared(thread.keys, newer.keys)
+    is_part = 0 < num_blocks == num_common_blocks(thread.keys, newer.keys)
     return is_recent and is_part and num_blocks < len(newer.keys)

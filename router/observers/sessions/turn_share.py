@@ -31,12 +31,12 @@ from router.cluster.candidate_source import CandidateNames
 from router.cluster.outbox import Outbox
 from router.cluster.peers import Peers
 from router.index.block_index import BlockIndex
+from router.index.copies import num_common_blocks
 from router.observers.sessions.session_ledger import (
     Memory,
     SessionLedger,
     Thread,
     num_equal,
-    num_shared,
 )
 from router.observers.sessions.turns import Turn, decode_turn, encode_turn
 from router.records.record import Part
@@ -151,7 +151,7 @@ def share_turns(
 def _note_of(memory: Memory, stream_id: StreamId) -> Remembered:
     thread, before = memory.thread, memory.before
     alike = [each for each in before if each.contract == thread.contract]
-    num_common = max([num_shared(thread.keys, each.keys) for each in alike], default=0)
+    num_common = max([num_common_blocks(thread.keys, each.keys) for each in alike], default=0)
     check = thread.keys[num_common - 1] if num_common else 0
     return Remembered(
         conversation=memory.key,

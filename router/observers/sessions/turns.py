@@ -221,7 +221,7 @@ class Totals(Struct):
 
     @property
     def spent(self) -> tuple[float, float]:
-        """What sessions are sorted by: the cost, where there are prices, then the GPU seconds."""
+        """Sessions are sorted by the cost, where there are prices, then by the GPU seconds."""
         return self.cost or 0.0, self.gpu_s
 
     def add(self, turn: Turn) -> None:

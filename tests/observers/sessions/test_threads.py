@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from policies.view import CandidateId
 from router.api.digests import PartDigests
 from router.base.contracts import BlockKey, HashContract
+from router.index.copies import num_common_blocks
 from router.observers.sessions.session_ledger import (
     Match,
     SessionLedger,
     Thread,
     num_equal,
-    num_shared,
 )
 from router.observers.sessions.turns import Turn
 
@@ -242,7 +242,7 @@ def test_what_two_prompts_share_is_found(common: int, one: int, other: int) -> N
     """By halves, as by counting."""
     first, second = chain((1, common), (2, one)), chain((1, common), (3, other))
 
-    assert num_shared(first, second) == num_shared(second, first) == common
+    assert num_common_blocks(first, second) == num_common_blocks(second, first) == common
     assert num_equal(parts_of(*first), parts_of(*second)) == common
 
 
