@@ -21,10 +21,10 @@ from router.metrics import Metrics
 from router.pool.readers import PoolReaders
 from router.replicas.fleet import Fleet
 from router.replicas.replica import Candidate
-from router.request.fetch import Fetchable, Fetches
+from router.request.fetch import Fetches
+from router.request.match import Matcher
 from router.request.place import Place
-from router.request.plan import Matcher
-from router.request.results import Inbound, Prompt, Read, Whose
+from router.request.results import Fetchable, Inbound, Prompt, Read, Whose
 from router.tokens import Tokens
 
 _INBOUND: Final = Inbound(

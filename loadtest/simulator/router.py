@@ -28,8 +28,7 @@ from router.replicas.candidate_state import EngineLoad
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Replica, ServedModel
-from router.request.plan import Placement, Plan
-from router.request.results import Prompt, Tries, Wait
+from router.request.results import Placement, Plan, Prompt, Tries, Wait
 from router.scheduling.queue import Queue
 from router.scheduling.waiting import ANYWHERE, NOTHING, InFront, Where
 

@@ -31,8 +31,7 @@ from policies.hashing import mix
 from policies.policy import Policy
 from router.api.sessions import session_hash
 from router.base.contracts import KEY_MASK, BlockKey
-from router.request.plan import Plan
-from router.request.results import Prompt
+from router.request.results import Plan, Prompt
 from router.scheduling.waiting import InFront, Waiting, Where
 
 TOO_SLOW = "too slow"  # why a queue refuses turns

@@ -9,8 +9,7 @@ from loadtest.simulator.router import Router
 from loadtest.workload import Turn
 from router.index.candidate_stream import Claim
 from router.replicas.ledger import Lease
-from router.request.plan import Placement
-from router.request.results import Prompt
+from router.request.results import Placement, Prompt
 
 
 class Elsewhere(Struct):

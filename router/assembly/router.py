@@ -22,9 +22,9 @@ from router.http.admin import Guard
 from router.http.part import ObserverPart
 from router.http.server import Listener
 from router.replicas.fleet import Fleet
+from router.request.match import Matcher
 from router.request.observer import Observers
 from router.request.place import Place
-from router.request.plan import Matcher
 from router.request.prefill import Bootstraps, Prefill
 from router.request.prompt import Ahead, Lookup, Owners, Prompts
 from router.request.queue import WaitingRoom

@@ -9,8 +9,7 @@ from msgspec.structs import asdict
 from policies.view import ReplicaView
 from router.index.cache_view import CacheView
 from router.replicas.fleet import Fleet
-from router.request.plan import Plan, Split
-from router.request.results import Inbound, Prompt, Tries
+from router.request.results import Inbound, Plan, Prompt, Split, Tries
 from router.request.story import Story
 
 

@@ -19,29 +19,26 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from policies.view import CandidateId
 from router.base.backoff import Suspects
-from router.base.contracts import BlockKey, HashContract
+from router.base.contracts import HashContract
 from router.base.errors import Overdue, PoolError, PoolLate
 from router.config import MooncakeConfig
 from router.index.behind import Behind
 from router.index.block_index import BlockIndex
-from router.index.hit_length import KvLayout
 from router.metrics import Metrics
 from router.pool.readers import PoolReaders
 from router.replicas.ledger import Lease
 from router.replicas.replica import Candidate
 from router.request.observer import Observer
-from router.request.results import Prompt
+from router.request.results import Fetchable, Placement, Plan, Prompt
 
 if TYPE_CHECKING:
     from router.pool.pools import Pool
-    from router.request.plan import Placement, Plan
 
 logger = logging.getLogger(__name__)
 
@@ -56,48 +53,6 @@ READ_FAILED: Final = frozenset({"status_500", "event_500"})
 _ROUNDS: Final = 3  # a hole that a sample found may have others before it
 _AHEAD: Final = 4  # blocks behind the boundary that are asked for, too
 _NEAR: Final = 16  # blocks before it, where only samples are
-
-
-class Fetchable(Struct, frozen=True, kw_only=True):
-    """What the shared pool has of one prompt, under one contract's names, in one layout.
-
-    pool: Its name.
-    directory: Of the pool: has the model's name where that has one layout.
-    candidates: Those that can read it.
-    chain: What can be reused at most.
-    groups: The model's KV groups, where it has several.
-    num_dropped: Of the blocks there, engines drop: the last of each hit (EAGLE, MTP).
-    on_disk: Of the blocks, the positions of those on SSD only.
-    """
-
-    pool: str
-    directory: str
-    candidates: AbstractSet[CandidateId]
-    contract: HashContract
-    chain: Sequence[BlockKey]
-    groups: KvLayout | None
-    num_blocks: int
-    num_dropped: int = 0
-    on_disk: Sequence[int] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_blocks * self.contract.block_size
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all that can be reused is there."""
-        return self.num_blocks >= len(self.chain)
-
-    def num_disk_tokens(self, num_gpu_tokens: int, num_cpu_tokens: int) -> int:
-        """Count the tokens on SSD only that a candidate would read, behind those on its GPU.
-
-        None if the pool has no more than the candidate itself, which then reads its own.
-        """
-        if not self.on_disk or self.num_tokens <= max(num_gpu_tokens, num_cpu_tokens):
-            return 0
-        size = self.contract.block_size
-        return sum(position * size >= num_gpu_tokens for position in self.on_disk) * size
 
 
 class Due(Struct, frozen=True):

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec
+from typing import Any, Concatenate, Final, Generic, ParamSpec
 
 from msgspec import Struct
 from multidict import CIMultiDict
@@ -33,12 +33,7 @@ from multidict import CIMultiDict
 from router.api.answers import Usage
 from router.base.supervisor import described
 from router.records.record import DecisionRecord, Outcome
-from router.request.results import Prompt, Read, Tries
-
-if TYPE_CHECKING:
-    from router.request.plan import Placement, Plan
-    from router.request.relay import Passage
-    from router.request.send import Sent
+from router.request.results import Passage, Placement, Plan, Prompt, Read, Sent, Tries
 
 logger = logging.getLogger(__name__)
 

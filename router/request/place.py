@@ -50,17 +50,9 @@ from router.records.record import Outcome
 from router.replicas.fleet import Fleet
 from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate, candidates_of
+from router.request.match import Matcher, with_last_turn
 from router.request.observer import NO_OBSERVERS, Observers
-from router.request.plan import (
-    Matcher,
-    Placement,
-    Plan,
-    Split,
-    booking_of,
-    why_here,
-    with_last_turn,
-)
-from router.request.results import Prompt, Tries
+from router.request.results import Placement, Plan, Prompt, Split, Tries
 from router.scheduling.order import BATCH
 from router.scheduling.waiting import ANYWHERE, NOTHING, VISITS, InFront, Where
 from router.upstream import Answer
@@ -343,7 +335,7 @@ class Place:
         if reader.role != "decode":
             return plan
         here_ms, there_ms = local_ms(snapshot, plan.view), transfer_ms(snapshot, plan.view)
-        why, helper = why_here(prompt, tries, plan), None
+        why, helper = _why_here(prompt, tries, plan), None
         if why is None and here_ms <= there_ms:
             why = "cheaper"
         if why is None:
@@ -425,7 +417,7 @@ class Place:
         now_s = self._clock()
         helper = None
         if plan.helper is not None:
-            helper = self._begin(prompt, plan.helper, booking_of(prompt, plan.helper), now_s)
+            helper = self._begin(prompt, plan.helper, _booking_of(prompt, plan.helper), now_s)
             booking = Booking(  # until its prompt is computed, it only has its place
                 num_uncached_tokens=0,
                 num_cached_tokens=prompt.num_tokens,
@@ -434,7 +426,7 @@ class Place:
                 is_batch=prompt.service_class == BATCH,
             )
         else:
-            booking = booking_of(prompt, plan)
+            booking = _booking_of(prompt, plan)
         if tries.wait.released in VISITS:
             booking = replace(booking, is_visit=True)
         placement = self._begin(prompt, plan, booking, now_s, helper)
@@ -452,7 +444,7 @@ class Place:
         """
         now_s, old = self._clock(), placement.lease
         self._fleet.load.end(old, now_s, Outcome.CLIENT_GONE)  # counts neither way
-        booking = replace(booking_of(prompt, plan), is_visit=old.booking.is_visit)
+        booking = replace(_booking_of(prompt, plan), is_visit=old.booking.is_visit)
         if is_sent:
             booking = booking.sent(plan.view.num_gpu_tokens)
         placement.lease = self._fleet.load.admit(placement.lease.candidate, booking, now_s)
@@ -573,3 +565,44 @@ def with_room(candidates: Sequence[Candidate], where: Where) -> Sequence[Candida
     if where.full:
         return tuple([each for each in candidates if each.id not in where.full]) or candidates
     return candidates
+
+
+def _why_here(prompt: Prompt, tries: Tries, plan: Plan) -> str | None:
+    """Return why a prompt cannot be computed elsewhere; None: it can be."""
+    if prompt.read.num_prompts > 1:
+        return "batch"
+    if prompt.owner is not None:
+        return "owned"  # only the replica that issued the response before has it
+    if prompt.read.outline is not None:
+        return "body"  # too costly to be taken apart
+    if prompt.original is not None:
+        return "pool"
+    helped = tries.helped
+    if helped is not None and helped.result == "failed":
+        return "failed" if tries.failed_helper is None else None
+    if helped is not None and plan.candidate.replica.transfer == "store":
+        return "done"  # a retry: the pool has it
+    return None
+
+
+def _booking_of(prompt: Prompt, plan: Plan) -> Booking:
+    """Return what a request adds to the load of the candidate that computes it."""
+    read, held, there = prompt.read, plan.view, plan.fetchable
+    is_prompt = read.request is not None
+    num_gpu, num_cpu, num_cached = held.num_gpu_tokens, held.num_cpu_tokens, held.num_cached_tokens
+    num_uncached, is_fetched = 0, num_cached > max(num_gpu, num_cpu)
+    if is_prompt:
+        num_uncached = max(prompt.num_tokens - num_cached, 0) + prompt.num_more_tokens
+    # The whole answer of a helper is its first token. A batch's time teaches nothing.
+    has_first_token = plan.helps or (read.streams and is_prompt and read.num_prompts == 1)
+    return Booking(
+        num_uncached_tokens=num_uncached,
+        num_cached_tokens=num_cached,
+        num_fetched_tokens=num_cached - num_gpu,
+        is_from_pool=is_fetched,
+        num_disk_tokens=there.num_disk_tokens(num_gpu, num_cpu) if there and is_fetched else 0,
+        streams=has_first_token,
+        session_hash=read.whose.session_hash if is_prompt and not plan.helps else None,
+        is_batch=prompt.service_class == BATCH,
+        num_prompts=read.num_prompts,
+    )

@@ -58,10 +58,9 @@ from router.metrics import Metrics
 from router.records.record import Outcome, PrefillRecord
 from router.replicas.replica import Candidate
 from router.request.place import Place
-from router.request.plan import Placement, Plan
-from router.request.results import Prompt, Tries
+from router.request.results import Placement, Plan, Prompt, Sent, Tries
 from router.request.retry import PREFILL_BROKE, Retries
-from router.request.send import NO_TRANSFER, RequestHeaders, Sender, Sent, Transfer
+from router.request.send import NO_TRANSFER, RequestHeaders, Sender, Transfer
 from router.upstream import Upstream
 
 _MOST_BYTES: Final = 1024 * 1024  # of the answer to a prompt: one token

@@ -51,10 +51,10 @@ from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry
 from router.replicas.replica import Candidate
 from router.replicas.response_owners import ResponseKey, ResponseOwners, response_key
-from router.request.plan import Placement, same_names
+from router.request.match import same_names
 from router.request.queue import WaitingRoom
 from router.request.read import extra_keys
-from router.request.results import Prompt, Read, Variant
+from router.request.results import Placement, Prompt, Read, Variant
 from router.request.tokenize import Tokenizer
 from router.tokens import Tokens
 from router.upstream import Answer

@@ -29,8 +29,7 @@ from router.config import QueueConfig
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
 from router.request.place import Place
-from router.request.plan import Placement, Plan
-from router.request.results import Prompt, Read, Tries, Variant, Wait
+from router.request.results import Placement, Plan, Prompt, Read, Tries, Variant, Wait
 from router.scheduling.order import BATCH, INTERACTIVE, ServiceClass, class_of, deadline_ms_of
 from router.scheduling.queue import ALONE, Elsewhere, Limit, Outlook, Queue
 from router.scheduling.rules import Verdict

@@ -32,9 +32,7 @@ from router.metrics.instruments import CandidateTable
 from router.records.record import DecisionRecord, Outcome
 from router.request.fetch import Fetches
 from router.request.observer import Facts, Observer, Observers
-from router.request.plan import Placement, Plan
-from router.request.results import Inbound, Prompt, Read, Tries
-from router.request.send import Sent
+from router.request.results import Inbound, Placement, Plan, Prompt, Read, Sent, Tries
 from router.tokens import Prompter, Prompters
 from router.tokens.hand_over import HandOver
 from router.tokens.trust import FLAGS

@@ -13,7 +13,6 @@ from contextlib import suppress
 from time import monotonic
 from typing import Final, Protocol
 
-from msgspec import Struct
 from multidict import CIMultiDict
 
 from router.api.answers import (
@@ -31,10 +30,9 @@ from router.metrics import Metrics
 from router.records.record import Outcome
 from router.request.observer import Observers
 from router.request.place import Place
-from router.request.plan import Placement
-from router.request.results import Prompt, Tries
+from router.request.results import Passage, Prompt
 from router.request.retry import NO_DEATH, Witness
-from router.request.send import Sent, answer_headers
+from router.request.send import answer_headers
 from router.upstream import Answer
 
 
@@ -75,24 +73,6 @@ _LEFT: Final = (ConnectionError, asyncio.CancelledError)
 """Errors if a client has left. Some leave with the last event, before the stream's end."""
 
 _MOST_TAIL_BYTES: Final = 4 * TAIL_BYTES
-
-
-class Passage(Struct, kw_only=True):
-    """An answer that is passed on.
-
-    first_s: When its first token came, or what there is instead (`Answer.first_s`). None: not yet.
-    outcome: How it ended, as far as it was passed on.
-    last_usage: Of a stream whose client left with its last event.
-    """
-
-    prompt: Prompt
-    tries: Tries
-    placement: Placement
-    sent: Sent
-    answer: Answer
-    first_s: float | None
-    outcome: Outcome = Outcome.CLIENT_GONE
-    last_usage: Usage | None = None
 
 
 class Relay:

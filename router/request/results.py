@@ -3,24 +3,29 @@
     Inbound    the request as it came in
     Read       what it says, as far as routing needs it          read.py
     Prompt     its tokens, its session, and what it may cost     prompt.py
-    Plan       a decision that changed nothing yet               plan.py, made by place.py
-    Placement  a decision in force                               plan.py, made by place.py
+    Plan       a decision that changed nothing yet               place.py
+    Placement  a decision in force                               place.py
     Sent       an answer that has begun                          send.py
+    Passage    that answer on its way to the client              relay.py
 
-All are frozen but `Placement`, which ends once, and `Tries`, which grows with each failed try.
+All are frozen but `Placement`, which ends once, `Tries`, which grows with each failed try, and
+`Passage`. Steps and observers name these types. This file names no step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 from multidict import CIMultiDictProxy
 
+from policies.cost import costs_of
 from policies.policy import Policy
-from policies.view import CandidateId
+from policies.view import CandidateCost, CandidateId, Decision, Holding, ReplicaView, Snapshot
+from router.api.answers import Usage
 from router.api.apis import Api, Request
 from router.api.body import AsSent, Outline
 from router.api.digests import PartDigests
@@ -28,8 +33,11 @@ from router.api.openai import ChatRequest, CompletionRequest
 from router.api.sessions import Client
 from router.base.caller import ANYBODY, Caller
 from router.base.contracts import NO_EXTRA, BlockKey, ExtraKeys, HashContract
+from router.base.errors import UpstreamError
 from router.index.block_index import BlockMatch
-from router.records.record import AssignmentRecord, PrefillRecord, Try
+from router.index.candidate_stream import Claim
+from router.index.hit_length import KvLayout
+from router.records.record import AssignmentRecord, Outcome, PrefillRecord, Try
 from router.replicas.deaths import Body
 from router.replicas.ledger import Lease
 from router.replicas.replica import Candidate
@@ -37,6 +45,9 @@ from router.scheduling.order import ServiceClass
 from router.scheduling.waiting import Waiting
 from router.tokens import Tokens
 from router.tokens.hand_over import Kind
+
+if TYPE_CHECKING:
+    from router.upstream import Answer  # loadtest uses these types, and no client
 
 
 class Inbound(Struct, frozen=True, kw_only=True):
@@ -302,3 +313,172 @@ class Tries(Struct, kw_only=True):
     wait: Wait = NO_WAIT
     waiting: Waiting | None = None
     on_wait: Callable[[], None] | None = None
+
+
+class Fetchable(Struct, frozen=True, kw_only=True):
+    """What the shared pool has of one prompt, under one contract's names, in one layout.
+
+    pool: Its name.
+    directory: Of the pool: has the model's name where that has one layout.
+    candidates: Those that can read it.
+    chain: What can be reused at most.
+    groups: The model's KV groups, where it has several.
+    num_dropped: Of the blocks there, engines drop: the last of each hit (EAGLE, MTP).
+    on_disk: Of the blocks, the positions of those on SSD only.
+    """
+
+    pool: str
+    directory: str
+    candidates: AbstractSet[CandidateId]
+    contract: HashContract
+    chain: Sequence[BlockKey]
+    groups: KvLayout | None
+    num_blocks: int
+    num_dropped: int = 0
+    on_disk: Sequence[int] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.contract.block_size
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that can be reused is there."""
+        return self.num_blocks >= len(self.chain)
+
+    def num_disk_tokens(self, num_gpu_tokens: int, num_cpu_tokens: int) -> int:
+        """Count the tokens on SSD only that a candidate would read, behind those on its GPU.
+
+        None if the pool has no more than the candidate itself, which then reads its own.
+        """
+        if not self.on_disk or self.num_tokens <= max(num_gpu_tokens, num_cpu_tokens):
+            return 0
+        size = self.contract.block_size
+        return sum(position * size >= num_gpu_tokens for position in self.on_disk) * size
+
+
+class Split(Struct, frozen=True, kw_only=True):
+    """Whether another replica computes the prompt of one that decodes; times are predictions."""
+
+    why: str
+    here_ms: float  # to compute its KV where it is decoded, the delay of others included
+    there_ms: float  # to compute it elsewhere and read it
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """A decision that changed nothing yet.
+
+    helper: Where another candidate computes the prompt first. None: this candidate does.
+    split: How that was decided. None: the candidate computes prompts, too.
+    helps: It is such a helper's.
+    """
+
+    candidate: Candidate
+    view: ReplicaView
+    decision: Decision
+    snapshot: Snapshot
+    policy: Policy
+    fetchable: Fetchable | None = None  # None: the candidate shares no cache that is counted on
+    helper: Plan | None = None
+    split: Split | None = None
+    helps: bool = False
+    is_guess: bool = False  # what the candidate holds is not known from its blocks
+
+    def costs(self) -> tuple[CandidateCost, ...]:
+        return costs_of(self.decision, self.snapshot)
+
+    @property
+    def prediction(self) -> Holding:
+        """What the engine is predicted to reuse. A guess predicts nothing."""
+        view = self.view
+        if self.is_guess:
+            return Holding(num_pool_tokens=view.num_pool_tokens, reads_pool=False)
+        return Holding(
+            view.num_gpu_tokens,
+            view.num_cpu_tokens,
+            view.num_pool_tokens,
+            view.num_disk_tokens,
+            view.reads_pool,
+        )
+
+
+class Placement(Struct, kw_only=True):
+    """A decision in force, and what the request holds until `Place.end`.
+
+    plan: The decision. What is predicted may be newer: see `Place.rebook`.
+    candidate, replica: Where the request goes; the replica's name.
+    predicted: What the engine is predicted to reuse.
+    state: exact | degraded | blind.
+    helper: Where another candidate computes its prompt first.
+    slots: Of observers: what each remembers of the lease.
+    """
+
+    plan: Plan
+    candidate: Candidate
+    replica: str
+    predicted: Holding
+    lease: Lease
+    claim: Claim | None
+    state: str
+    placed_s: float
+    helper: Placement | None = None
+    slots: dict[object, Any] = {}
+    is_ended: bool = False
+
+    @property
+    def predicted_ttft_ms(self) -> float:
+        """Predict the time from here to the first token, its prompt's elsewhere included."""
+        elsewhere = self.helper.lease.predicted_ms if self.helper is not None else 0.0
+        return elsewhere + self.lease.predicted_ms
+
+    @property
+    def had_others(self) -> bool:
+        """Whether there were other replicas to choose from; ranks of one are one."""
+        own = self.replica
+        for view in self.plan.snapshot.replicas:
+            if view.id.partition("#")[0] != own:
+                return True
+        return False
+
+    @property
+    def may_fetch(self) -> bool:
+        """Whether the engine will look for something to fetch, whatever was counted on."""
+        num_shared = self.predicted.num_pool_tokens
+        return num_shared is not None and num_shared > self.predicted.num_own_tokens
+
+
+class Sent(Struct, frozen=True, kw_only=True):
+    """How one try ended: an answer that has begun, or an error. A failure may be either.
+
+    kind: How the prompt was made, as evidence for handing ids over. None: it is no evidence.
+    has_ids: The engine was handed the prompt's token ids.
+    """
+
+    answer: Answer | None = None
+    error: UpstreamError | None = None
+    failure: str | None = None  # None: it did not fail
+    kind: Kind | None = None
+    has_ids: bool = False
+
+    def close(self) -> None:
+        """Close the connection of an answer that is not passed on."""
+        if self.answer is not None:
+            self.answer.close()
+
+
+class Passage(Struct, kw_only=True):
+    """An answer that is passed on.
+
+    first_s: When its first token came, or what there is instead (`Answer.first_s`). None: not yet.
+    outcome: How it ended, as far as it was passed on.
+    last_usage: Of a stream whose client left with its last event.
+    """
+
+    prompt: Prompt
+    tries: Tries
+    placement: Placement
+    sent: Sent
+    answer: Answer
+    first_s: float | None
+    outcome: Outcome = Outcome.CLIENT_GONE
+    last_usage: Usage | None = None

@@ -59,8 +59,7 @@ from router.replicas.deaths import Body, Deaths, RetryBudget
 from router.replicas.fleet import Fleet
 from router.request.fetch import READ_FAILED
 from router.request.place import Place
-from router.request.plan import Placement
-from router.request.results import Inbound, Prompt, Tries
+from router.request.results import Inbound, Placement, Prompt, Sent, Tries
 
 _LATE: Final = frozenset({UpstreamTimeout.code, Overdue.code})
 """Failures of a replica that may hang: its probes say so, one more would wait, too."""
@@ -490,3 +489,13 @@ def _num_asked(tries: Tries) -> int:
     return len(tries.replicas) - sum(
         each.failure in (NO_ROUTE, NO_RESPONSE) for each in tries.records
     )
+
+
+def outcome_of(sent: Sent, placement: Placement) -> Outcome:
+    """Return how a failed try ended, seen from its replica."""
+    if sent.failure in NOT_BLAMED:
+        return Outcome.CLIENT_ERROR
+    if isinstance(sent.error, Overdue):
+        return Outcome.POOL_OVERDUE if placement.may_fetch else Outcome.OVERDUE
+    is_refused = isinstance(sent.error, UpstreamUnreachable)
+    return Outcome.REPLICA_UNREACHABLE if is_refused else Outcome.REPLICA_FAILED

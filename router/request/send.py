@@ -24,25 +24,22 @@ from router.api.responses import CREATE
 from router.api.routes import engine_route, lacks_route
 from router.api.sessions import FORWARDED, engine_name
 from router.base.caller import ANYBODY
-from router.base.errors import AnswerUnreadable, Overdue, UpstreamError, UpstreamUnreachable
+from router.base.errors import AnswerUnreadable, UpstreamError
 from router.discovery.served_models import ServedModels
 from router.discovery.sleep import Sleepers
 from router.metrics import Metrics
-from router.records.record import Outcome
 from router.replicas.registry import EngineKey
 from router.request.observer import NO_OBSERVERS, Observers
-from router.request.plan import Placement
-from router.request.results import Inbound, Prompt, Read, Tries, Wait
+from router.request.results import Inbound, Placement, Prompt, Read, Sent, Tries, Wait
 from router.request.retry import (
     NO_RESPONSE,
     NO_ROUTE,
-    NOT_BLAMED,
     SET_ASIDE,
     TOO_MANY,
     UNLOADED,
     Retries,
 )
-from router.tokens.hand_over import HandOver, Kind
+from router.tokens.hand_over import HandOver
 from router.upstream import Answer, Upstream, end_to_end
 
 _NOT_FORWARDED: Final = frozenset({"host", "content-length", "expect"}) | FORWARDED
@@ -208,34 +205,6 @@ class Transfer(Struct, frozen=True, kw_only=True):
 
 
 NO_TRANSFER: Final = Transfer()
-
-
-class Sent(Struct, frozen=True, kw_only=True):
-    """How one try ended: an answer that has begun, or an error. A failure may be either.
-
-    kind: How the prompt was made, as evidence for handing ids over. None: it is no evidence.
-    has_ids: The engine was handed the prompt's token ids.
-    """
-
-    answer: Answer | None = None
-    error: UpstreamError | None = None
-    failure: str | None = None  # None: it did not fail
-    kind: Kind | None = None
-    has_ids: bool = False
-
-    def outcome(self, placement: Placement) -> Outcome:
-        """Return how a failed try ended, seen from its replica."""
-        if self.failure in NOT_BLAMED:
-            return Outcome.CLIENT_ERROR
-        if isinstance(self.error, Overdue):
-            return Outcome.POOL_OVERDUE if placement.may_fetch else Outcome.OVERDUE
-        is_refused = isinstance(self.error, UpstreamUnreachable)
-        return Outcome.REPLICA_UNREACHABLE if is_refused else Outcome.REPLICA_FAILED
-
-    def close(self) -> None:
-        """Close the connection of an answer that is not passed on."""
-        if self.answer is not None:
-            self.answer.close()
 
 
 class Sender:

@@ -3,7 +3,7 @@
     1 read      bytes -> model, session, what decides the prompt           read.py
     2 prompt    its token ids, computing only new text; its block keys     prompt.py, tokenize.py
     3 place     verify: ask a pool about the prompt, if that matters        fetch.py
-                plan: look up who holds the prompt, ask the policy          place.py, plan.py
+                plan: look up who holds the prompt, ask the policy          place.py, match.py
                 queue: wait until a replica has room                        queue.py
                 commit: its load and its blocks count from here on
     4 send      bytes through; another replica if one fails in time         send.py, retry.py
@@ -39,16 +39,15 @@ from router.base.loop_turns import Turns
 from router.records.record import Outcome, Try
 from router.request.observer import Observers
 from router.request.place import Place
-from router.request.plan import Placement, Plan
 from router.request.prefill import Prefill
 from router.request.prompt import Owners, Prompts
 from router.request.queue import WaitingRoom
 from router.request.read import Reader
 from router.request.record import Recorder, Settling
-from router.request.relay import Passage, Relay, Reply
-from router.request.results import Inbound, Prompt, Read, Tries
-from router.request.retry import NO_DEATH, NO_ROUTE, NOT_PROCESSED, Retries
-from router.request.send import RequestHeaders, Sender, Sent, counted_headers, early_headers
+from router.request.relay import Relay, Reply
+from router.request.results import Inbound, Passage, Placement, Plan, Prompt, Read, Sent, Tries
+from router.request.retry import NO_DEATH, NO_ROUTE, NOT_PROCESSED, Retries, outcome_of
+from router.request.send import RequestHeaders, Sender, counted_headers, early_headers
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +227,7 @@ class Story:
                     answer=sent.answer,
                     first_s=sent.answer.first_s,
                 )
-            outcome = sent.outcome(placement)
+            outcome = outcome_of(sent, placement)
             steps.place.end(placement, outcome)
             if tries.is_excused:
                 steps.place.absolve(placement.lease)

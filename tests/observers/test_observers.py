@@ -12,9 +12,7 @@ from multidict import CIMultiDict
 from router.base.errors import ConfigError
 from router.records.record import DecisionRecord, Outcome
 from router.request.observer import Facts, Observer, Observers
-from router.request.plan import Placement
-from router.request.relay import Passage
-from router.request.results import Prompt, Read
+from router.request.results import Passage, Placement, Prompt, Read
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import Engines, arm, chat, on_stage, streamed, words
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from router.metrics import Metrics
 from router.metrics.instruments import CandidateTable, StageInstruments
 from router.request.observer import Facts, Observer
-from router.request.plan import Placement
-from router.request.results import Read
+from router.request.results import Placement, Read
 
 
 class RequestCounts(Observer):

@@ -45,9 +45,7 @@ from router.observers.early.next_prompt import (
 from router.records.record import Outcome
 from router.replicas.fleet import Fleet
 from router.request.observer import Facts, Observer
-from router.request.plan import Placement
-from router.request.relay import Passage
-from router.request.results import Prompt
+from router.request.results import Passage, Placement, Prompt
 from router.request.send import RequestHeaders
 from router.upstream import Upstream
 

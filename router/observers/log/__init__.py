@@ -6,8 +6,7 @@ import logging
 from typing import Any
 
 from router.request.observer import Facts, Observer
-from router.request.plan import Placement
-from router.request.results import Read
+from router.request.results import Placement, Read
 
 logger = logging.getLogger(__name__)
 

@@ -50,8 +50,7 @@ from router.records.record import (
 )
 from router.request.fetch import Fetches
 from router.request.observer import Facts, Observer
-from router.request.plan import Placement
-from router.request.results import Inbound, Prompt, Read
+from router.request.results import Inbound, Placement, Prompt, Read
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,7 @@ from router.base.decoding import Count, Seconds, strict
 from router.metrics.families import Family
 from router.records.record import Computed
 from router.request.observer import Facts
-from router.request.plan import Placement
-from router.request.results import Prompt
+from router.request.results import Placement, Prompt
 
 _MS_PER_HOUR = 3_600_000.0
 

@@ -21,9 +21,8 @@ from router.http.pages import Pages
 from router.observers.tracing.spans import MOST_TRIES, STATE, Attempt, Trace, finish
 from router.records.record import Outcome
 from router.request.observer import Facts, Observer
-from router.request.plan import Placement
 from router.request.record import record_of
-from router.request.results import Prompt, Read
+from router.request.results import Placement, Prompt, Read
 
 if TYPE_CHECKING:
     from router.observers.tracing.otlp import Spans
