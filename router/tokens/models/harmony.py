@@ -41,6 +41,7 @@ from router.tokens.conversation import (
 from router.tokens.encoder import MARK, TEXT, TextEncoder, escaped
 from router.tokens.model_files import ModelFiles
 from router.tokens.models import missing
+from router.tokens.models.harmony_encoder import FIELD, HarmonyEncoder
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.prompter import Prompter
 from router.tokens.templates import ChatRenderer, NoRenderer, Renderer, continued_and_begun
@@ -129,8 +130,6 @@ def _item_text(content: Any) -> str | None:
     return content if content is None else "".join(_item_texts(content))
 
 
-FIELD: Final = "\x1f"
-
 _EFFORTS = frozenset({"low", "medium", "high"})
 _INSTRUCTING = frozenset({"system", "developer"})
 
@@ -143,8 +142,6 @@ def load(files: ModelFiles, max_bytes: int) -> Prompter:
     lacking = missing("openai_harmony", "harmony")
     if lacking is not None:
         return Prompter(encoder, NoRenderer(lacking), asks_engine=False, max_bytes=max_bytes)
-    from router.tokens.models.harmony_encoder import HarmonyEncoder
-
     unused = ChatRenderer(templates.find, tokenizer.special_tokens_map, release=files.release)
     return Prompter(
         encoder,

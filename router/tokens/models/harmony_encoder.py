@@ -9,15 +9,17 @@ entrypoints/openai/parser/harmony_utils.py (render_for_completion, _use_legacy_t
 
 from __future__ import annotations
 
+import importlib
 from array import array
-from typing import Any
+from typing import Any, Final
 
-import openai_harmony as _library
 import orjson
 
 from router.api.openai import TokenIds
 from router.tokens.encoder import MarkedEncoder, split
-from router.tokens.models.harmony import FIELD
+
+FIELD: Final = "\x1f"
+"""Separates the fields of a system message's key."""
 
 _MAX_HEADERS = 1024
 MAX_HEADER_CHARS = 4 << 20  # of all: a developer message's key contains all tools
@@ -27,11 +29,12 @@ _CHANNELS = {"a": "analysis", "c": "commentary", "f": "final"}
 class HarmonyEncoder(MarkedEncoder):
     """Encodes marked text."""
 
-    __slots__ = ("_encoding", "_frames", "_marks", "_num_chars")
+    __slots__ = ("_encoding", "_frames", "_library", "_marks", "_num_chars")
 
     def __init__(self) -> None:
-        self._encoding: Any = _library.load_harmony_encoding(
-            _library.HarmonyEncodingName.HARMONY_GPT_OSS
+        self._library: Any = importlib.import_module("openai_harmony")  # an optional extra
+        self._encoding: Any = self._library.load_harmony_encoding(
+            self._library.HarmonyEncodingName.HARMONY_GPT_OSS
         )
         self._frames: dict[str, tuple[TokenIds, TokenIds]] = {}
         self._num_chars = 0  # of their keys
@@ -44,9 +47,9 @@ class HarmonyEncoder(MarkedEncoder):
         """Encode a prompt at once, as the library encodes a whole conversation."""
         messages = [self._message(key, texts) for key, texts in split(text) if key != "g"]
         ids = self._encoding.render_conversation_for_completion(
-            _library.Conversation.from_messages(messages),
-            _library.Role.ASSISTANT,
-            config=_library.RenderConversationConfig(auto_drop_analysis=False),
+            self._library.Conversation.from_messages(messages),
+            self._library.Role.ASSISTANT,
+            config=self._library.RenderConversationConfig(auto_drop_analysis=False),
         )
         return array("I", self._with_legacy_headers(ids))
 
@@ -68,7 +71,7 @@ class HarmonyEncoder(MarkedEncoder):
             found = array("I", [start, *self._encoding.encode("assistant")]), array("I")
         else:
             has_functions = key.startswith("s") and key.endswith("True")
-            options = _library.RenderOptions(conversation_has_function_tools=has_functions)
+            options = self._library.RenderOptions(conversation_has_function_tools=has_functions)
             ids = self._encoding.render(self._message(key, [""]), options)
             ids = self._with_legacy_headers(ids)
             found = array("I", ids[:-1]), array("I", ids[-1:])
@@ -82,22 +85,22 @@ class HarmonyEncoder(MarkedEncoder):
     def _message(self, key: str, texts: list[str]) -> Any:
         """Build the library's message of a key and texts."""
         kind, rest = key[0], key[1:]
-        role, message = _library.Role, _library.Message
+        role, message = self._library.Role, self._library.Message
         if kind == "s":
             date, effort, _ = rest.split(FIELD)
             content = (
-                _library.SystemContent.new()
+                self._library.SystemContent.new()
                 .with_conversation_start_date(date)
-                .with_reasoning_effort(_library.ReasoningEffort(effort.capitalize()))
+                .with_reasoning_effort(self._library.ReasoningEffort(effort.capitalize()))
             )
             return message.from_role_and_content(role.SYSTEM, content)
         if kind == "d":
-            return message.from_role_and_content(role.DEVELOPER, _developer(rest))
-        contents = [_library.TextContent(text=each) for each in texts]
+            return message.from_role_and_content(role.DEVELOPER, _developer(self._library, rest))
+        contents = [self._library.TextContent(text=each) for each in texts]
         if kind == "u":
             return message.from_role_and_contents(role.USER, contents)
         if kind == "t":
-            author = _library.Author.new(role.TOOL, f"functions.{rest}")
+            author = self._library.Author.new(role.TOOL, f"functions.{rest}")
             made = message(author=author, content=contents)
             return made.with_channel("commentary").with_recipient("assistant")
         made = message.from_role_and_contents(role.ASSISTANT, contents)
@@ -133,14 +136,14 @@ class HarmonyEncoder(MarkedEncoder):
         return made
 
 
-def _developer(rest: str) -> Any:
+def _developer(library: Any, rest: str) -> Any:
     instructions, tools = orjson.loads(rest)
-    content = _library.DeveloperContent.new()
+    content = library.DeveloperContent.new()
     if instructions is not None:
         content = content.with_instructions(instructions)
     if tools:
         described = [
-            _library.ToolDescription.new(name=name, description=description, parameters=parameters)
+            library.ToolDescription.new(name=name, description=description, parameters=parameters)
             for name, description, parameters in tools
         ]
         content = content.with_function_tools(described)
