@@ -50,12 +50,12 @@ from router.assembly.reload import Reload
 from router.base import logs
 from router.base.errors import ConfigError
 from router.base.garbage import collect_garbage
+from router.base.listening import raise_descriptor_limit
 from router.base.supervisor import ignore, keep_running
 from router.base.system import notify, watchdog_s
 from router.config import Config, redis_password
 from router.config.exposure import announce
 from router.http.admin_token import with_token
-from router.http.server import raise_descriptor_limit
 from router.metrics import Metrics
 from router.tenants import Tenants
 

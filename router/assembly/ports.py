@@ -10,6 +10,7 @@ from router.api.routes import Routes
 from router.api.sessions import Clients
 from router.assembly.router import Router
 from router.base.addresses import host_port
+from router.base.listening import room_for_connections
 from router.http.admin import (
     AdminApp,
     AdminPages,
@@ -20,10 +21,9 @@ from router.http.admin import (
     RouterPages,
 )
 from router.http.app import DataApp
-from router.http.connection import Handler
 from router.http.exchange import Access, Intake
 from router.http.pages import OwnRoutes, Pages
-from router.http.server import Listener, room_for_connections
+from router.http.server import Handler, Listener
 from router.request.explain import Explainer
 
 _ADMIN_CONNECTIONS: Final = 256

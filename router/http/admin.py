@@ -56,7 +56,7 @@ from router.discovery.served_models import ServedModels
 from router.discovery.sleep import Sleepers
 from router.discovery.status import Status
 from router.discovery.watches import Watches
-from router.http.connection import error_answer, metrics_answer
+from router.http.exchange import error_answer, metrics_answer
 from router.metrics import Metrics
 from router.replicas.registry import Registry
 from router.replicas.replica import Entry, Ordered

@@ -27,15 +27,17 @@ from router.base.errors import (
     UnknownRoute,
 )
 from router.discovery.readiness import Readiness
-from router.http.connection import InternalError, error_answer, without_message
 from router.http.exchange import (
     Access,
     Exchange,
     HeldBody,
     Intake,
+    InternalError,
+    error_answer,
     page_headers,
     preflight,
     request_ids,
+    without_message,
 )
 from router.http.pages import PING, Asked, OwnRoutes, Pages
 from router.http.server import Draining

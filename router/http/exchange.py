@@ -1,5 +1,7 @@
 """One client's request: whether it may use the port, its body, and the answer to it so far.
 
+Errors and metrics are answered in the same shape at both ports.
+
 A body is bounded as it comes in, alone and with all others. Only bytes that arrived count: a
 client that announces much and sends little takes up little.
 
@@ -22,13 +24,14 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from types import TracebackType
 from typing import Final, Self
 
 from aiohttp import HttpVersion11, web
 from msgspec import Struct
 from multidict import CIMultiDict
 
-from router.api.answers import engine_error_event, error_event
+from router.api.answers import engine_error_event, error_body, error_event, error_headers
 from router.api.body import SMALL_FORM_BYTES, AsSent, Withheld, is_encoded, utf8
 from router.api.routes import Route, Routes, path_of
 from router.api.sessions import Client, Clients
@@ -37,6 +40,7 @@ from router.base.errors import (
     BadRequest,
     Overloaded,
     PayloadTooLarge,
+    RouterError,
     ShuttingDown,
     UnsupportedEncoding,
     UpstreamBroken,
@@ -44,6 +48,37 @@ from router.base.errors import (
 from router.config import LimitsConfig
 from router.metrics import Metrics
 from router.tenants import Tenants
+
+METRICS_HEADERS: Final = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+
+
+class InternalError(RouterError):
+    """Our own bug; the log has the traceback, the client a request id."""
+
+
+def error_answer(
+    error: RouterError, path: str, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """Answer an error in the shape of the API behind `path`."""
+    return web.Response(
+        status=error.status,
+        body=error_body(error, path),
+        content_type="application/json",
+        headers={**(headers or {}), **error_headers(error)},
+    )
+
+
+async def metrics_answer(metrics: Metrics) -> web.Response:
+    """Answer all metrics in Prometheus' text format."""
+    return web.Response(body=await metrics.render_in_turns(), headers=METRICS_HEADERS)
+
+
+def without_message(
+    error: BaseException,
+) -> tuple[type[InternalError], InternalError, TracebackType | None]:
+    """Return where an error happened, for a log: its message may quote the request."""
+    return (InternalError, InternalError(type(error).__name__), error.__traceback__)
+
 
 ALLOW: Final = "Access-Control-Allow-Origin"
 _METHODS: Final = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"

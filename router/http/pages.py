@@ -17,9 +17,8 @@ from router.api.apis import ModelAliases
 from router.base.caller import Caller
 from router.base.errors import NoReplicaAvailable, RouterError, UnknownModel
 from router.discovery.readiness import Readiness
-from router.http.connection import Handler, error_answer, metrics_answer
-from router.http.exchange import Access
-from router.http.server import Draining
+from router.http.exchange import Access, error_answer, metrics_answer
+from router.http.server import Draining, Handler
 from router.metrics import Metrics
 from router.replicas.fleet import Fleet
 from router.replicas.replica import model_entries

@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from router.config import Config
 from router.http.admin import AdminPages
-from router.http.connection import Handler
 from router.http.exchange import Access
 from router.http.pages import OwnRoutes, Pages
+from router.http.server import Handler
 from router.request.observer import Observer
 from router.request.prompt import Choose
 

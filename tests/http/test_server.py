@@ -26,7 +26,7 @@ from router import run as running
 from router.assembly import Router
 from router.base.errors import ConfigError
 from router.http import server
-from router.http.connection import Connection
+from router.http.server import Connection
 from router.run import run
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import (

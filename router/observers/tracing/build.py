@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from router.base.errors import ConfigError
 from router.base.system import install_hint
-from router.http.connection import Handler
 from router.http.exchange import Access
 from router.http.pages import Pages
 from router.http.part import ObserverPart
+from router.http.server import Handler
 from router.observers.tracing.observer import TracedApp, Tracing
 
 if TYPE_CHECKING:

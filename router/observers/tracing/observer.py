@@ -15,9 +15,9 @@ from multidict import CIMultiDict
 
 from router.api.routes import loggable
 from router.base.errors import RouterError
-from router.http.connection import Handler
 from router.http.exchange import Access
 from router.http.pages import Pages
+from router.http.server import Handler
 from router.observers.tracing.spans import MOST_TRIES, STATE, Attempt, Trace, finish
 from router.records.record import Outcome
 from router.request.observer import Facts, Observer

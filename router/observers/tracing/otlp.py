@@ -83,7 +83,7 @@ class Spans:
         span = self._tracer.start_span(
             method, context, SpanKind.SERVER, start_time=now_ns, record_exception=False
         )
-        return Trace(span, method, now_ns, is_joined=parent.is_valid)
+        return Trace(span, method, now_ns, is_joined=parent.is_valid, error_status=StatusCode.ERROR)
 
     def below(self, trace: Trace, at_ns: int) -> Span:
         """Begin a try of a request."""
@@ -99,11 +99,6 @@ class Spans:
         ending = threading.Thread(target=self._queue.shutdown, name="traces end", daemon=True)
         ending.start()
         ending.join(LAST_S)
-
-
-def fail(span: Span, error: str) -> None:
-    """Mark a span as failed."""
-    span.set_status(StatusCode.ERROR, error)
 
 
 class _Queue(BatchSpanProcessor):

@@ -59,6 +59,7 @@ class Trace:
 
     is_joined: It is part of its client's trace.
     route: That it is for; None: none.
+    error_status: The SDK's status of a span that failed.
     error: Code of the router's own error, if it ended with one.
     record: Of the decision, set once it is complete. None: it was never placed, or not yet.
     usage: As the engine reports it. None: it does not.
@@ -67,15 +68,18 @@ class Trace:
     """
 
     __slots__ = (
-        "attempts", "begun_ns", "begun_s", "ended_s", "error", "is_awaited", "is_joined", "method",
-        "record", "route", "span", "status", "streams", "usage",
+        "attempts", "begun_ns", "begun_s", "ended_s", "error", "error_status", "is_awaited",
+        "is_joined", "method", "record", "route", "span", "status", "streams", "usage",
     )  # fmt: skip
 
-    def __init__(self, span: Span, method: str, begun_ns: int, *, is_joined: bool) -> None:
+    def __init__(
+        self, span: Span, method: str, begun_ns: int, *, is_joined: bool, error_status: Any
+    ) -> None:
         self.span = span
         self.method = method
         self.begun_s, self.begun_ns = time.monotonic(), begun_ns
         self.is_joined = is_joined
+        self.error_status = error_status
         self.route: str | None = None
         self.attempts: list[Attempt] = []
         self.error: str | None = None
@@ -132,16 +136,16 @@ def finish(trace: Trace) -> None:
     for event, at_s, more in sorted(_events(trace, trace.ended_s), key=lambda each: each[1]):
         span.add_event(event, _known(more), trace.at_ns(at_s))
     span.update_name(f"{name} {trace.route}" if trace.route is not None else name)
-    _end(span, attributes, error, trace.at_ns(trace.ended_s))
+    _end(trace, span, attributes, error, trace.ended_s)
 
 
-def _end(span: Span, attributes: dict[str, Any], error: str | None, at_ns: int) -> None:
+def _end(
+    trace: Trace, span: Span, attributes: dict[str, Any], error: str | None, at_s: float
+) -> None:
     span.set_attributes(_known(attributes))
     if error is not None:
-        from router.observers.tracing.otlp import fail  # late: it needs OpenTelemetry
-
-        fail(span, error)
-    span.end(at_ns)
+        span.set_status(trace.error_status, error)
+    span.end(trace.at_ns(at_s))
 
 
 def _of_record(record: DecisionRecord) -> dict[str, Any]:
@@ -231,7 +235,7 @@ def _describe_try(trace: Trace, attempt: Attempt, number: int) -> None:
         if attempt is _answered(trace, record):
             attributes |= _of_answer(trace, record, attempt)
     attempt.span.update_name(_name(trace, record))
-    _end(attempt.span, attributes, error, trace.at_ns(attempt.ended_s or trace.ended_s or 0.0))
+    _end(trace, attempt.span, attributes, error, attempt.ended_s or trace.ended_s or 0.0)
 
 
 def _answered(trace: Trace, record: DecisionRecord) -> Attempt | None:
