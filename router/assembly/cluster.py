@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from typing import TYPE_CHECKING
 
+from router.assembly.discovery import Discovery
+from router.assembly.parts import Parts
 from router.cluster import OrderShare, PoolShare, RecordShare, SharedState, Sharing
 from router.cluster.candidate_source import CandidateNames
 from router.cluster.outbox import Outbox
@@ -14,9 +15,6 @@ from router.cluster.peers import Peers
 from router.cluster.redis_store import RedisStore
 from router.cluster.shares import QueueShare, share_pauses
 from router.scheduling.queue import ALONE, Elsewhere
-
-if TYPE_CHECKING:
-    from router.assembly.parts import Parts
 
 
 class Cluster:
@@ -30,7 +28,14 @@ class Cluster:
     queues: The queues of other routers.
     """
 
-    def __init__(self, parts: Parts, *, redis_password: str | None, peer_name: str | None) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        discovery: Discovery,
+        *,
+        redis_password: str | None,
+        peer_name: str | None,
+    ) -> None:
         config = parts.config
         self.names = CandidateNames(parts.registry, parts.fleet)
         self.peers: Peers | None = None
@@ -56,7 +61,7 @@ class Cluster:
             names=self.names,
             metrics=parts.metrics,
         )
-        sleepers = parts.discovery.sleepers
+        sleepers = discovery.sleepers
         sleepers.on_order = share_pauses(
             sleepers.follow, names=self.names, outbox=self.outbox, peers=self.peers
         )
@@ -67,20 +72,23 @@ class Cluster:
             )
             self.sharing = Sharing(
                 self.store,
-                _shares(parts, self.store, self.peers, self.outbox),
+                _shares(parts, discovery, self.store, self.peers, self.outbox),
                 caches=parts.caches,
                 names=self.names,
                 lease_s=config.redis.lease_s,
                 count_failure=parts.count_failure,
             )
+            discovery.sharing = self.sharing
             parts.metrics.watch_sharing(self.sharing.state)
 
 
-def _shares(parts: Parts, store: RedisStore, peers: Peers, outbox: Outbox) -> SharedState:
+def _shares(
+    parts: Parts, discovery: Discovery, store: RedisStore, peers: Peers, outbox: Outbox
+) -> SharedState:
     return SharedState(
         peers=peers,
         outbox=outbox,
-        orders=OrderShare(store, parts.registry, parts.discovery.watches.apply),
+        orders=OrderShare(store, parts.registry, discovery.watches.apply),
         records=RecordShare(
             store,
             peers=peers,

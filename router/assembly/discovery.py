@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from policies.view import CandidateId
+from router.assembly.parts import Parts
+from router.cluster.sharing import Sharing
 from router.config.hosts import HostRules
 from router.discovery.find import build_sources
 from router.discovery.model_watch import ModelWatch
@@ -19,15 +20,16 @@ from router.discovery.watches import ReplicaWatch, Watches, WatchTools
 from router.replicas.fleet import Fleet
 from router.replicas.replica import Entry, EventOwners, Replica
 
-if TYPE_CHECKING:
-    from router.assembly.parts import Parts
-
 
 class Discovery:
-    """Follows the configured replicas, and those that `replica_sources` find."""
+    """Follows the configured replicas, and those that `replica_sources` find.
+
+    sharing: Redis. None: there is none, or `Cluster` is not built yet.
+    """
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self.sharing: Sharing | None = None
         config, fleet, metrics = parts.config, parts.fleet, parts.metrics
         self._event_owners = _EventOwners(fleet)
         self.served_models = ServedModels(parts.engine_api, fleet=fleet, prompters=parts.prompters)
@@ -94,7 +96,7 @@ class Discovery:
                 caches=parts.caches,
                 why_foreign=self._event_owners.why_foreign,
                 stored_by=parts.pools.stored_by,
-                sharing=parts.cluster.sharing,
+                sharing=self.sharing,
                 count_failure=parts.count_failure,
                 names=parts.names,
             ),

@@ -1,4 +1,4 @@
-"""Puts the observers to a router.
+"""Finds what observes requests.
 
 A folder of `router.observers` that is not there is left out. Those that the configuration names are
 loaded here, too.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from router.base.errors import ConfigError
 from router.base.supervisor import blamed
@@ -19,9 +19,6 @@ from router.config import Config
 from router.config.observers import ObserversConfig
 from router.http.part import ObserverPart
 from router.request.observer import Observer
-
-if TYPE_CHECKING:
-    from router.assembly.router import Router
 
 
 def own_observers(config: ObserversConfig) -> Iterator[Observer]:
@@ -81,32 +78,14 @@ FOLDERS: Final = {
 configuration. What adds to a request's notes comes before what shows them."""
 
 
-def add_observers(router: Router) -> None:
-    """Build the parts of all folders, in their order, and add their observers to the router.
-
-    Raises:
-        ConfigError: a section is set whose folder is not there, or one of its values is wrong.
-    """
-    steps = router.story.steps
-    for name, part in _built(router):
-        router.observers[name] = part
-        for observer in part.observers:
-            steps.observers.add(observer)
-        if part.choose is not None:
-            steps.prompts.choose = part.choose
-    check_sections(router, router.config)
-    for observer in own_observers(router.config.observers):
-        steps.observers.add(observer)
-
-
-def check_sections(router: Router, config: Config) -> None:
-    """Refuse a section whose folder is not there.
+def check_sections(built: Container[str], config: Config) -> None:
+    """Refuse a section whose folder is not there; `built`: the folders that are.
 
     Raises:
         ConfigError: the message names section and folder.
     """
     for name, sections in FOLDERS.items():
-        for section in sections if name not in router.observers else ():
+        for section in sections if name not in built else ():
             if getattr(config, section) != getattr(Config(), section):
                 raise ConfigError(
                     f"{section}: this warmroute has no router/observers/{name}; remove the section",
@@ -114,7 +93,8 @@ def check_sections(router: Router, config: Config) -> None:
                 )
 
 
-def _built(router: Router) -> Iterator[tuple[str, ObserverPart]]:
+def builders() -> Iterator[tuple[str, Callable[[Any], ObserverPart]]]:
+    """Yield what builds the part of each folder, from a `Router`; in their order."""
     for name in FOLDERS:
         module_name = f"router.observers.{name}"
         try:
@@ -123,5 +103,4 @@ def _built(router: Router) -> Iterator[tuple[str, ObserverPart]]:
             if exc.name not in (module_name, "router.observers"):
                 raise
             continue
-        build = import_module(f"{module_name}.build").build
-        yield name, build(router)
+        yield name, import_module(f"{module_name}.build").build

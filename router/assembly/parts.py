@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
@@ -10,8 +9,6 @@ from typing import Any
 
 from policies.view import CandidateId
 from router.api.body import Withheld
-from router.assembly.cluster import Cluster
-from router.assembly.discovery import Discovery
 from router.base.errors import ConfigError
 from router.base.host_names import Names
 from router.config import Config
@@ -19,14 +16,13 @@ from router.config.hosts import HostRules
 from router.config.secrets import read_secret
 from router.config.tls import Tls, client_tls, server_tls
 from router.discovery.engine_api import EngineApi
-from router.discovery.readiness import Readiness
-from router.discovery.status import Status, Waiting
+from router.discovery.status import Waiting
 from router.http.server import Draining
 from router.index.behind import Behind
 from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
-from router.pool.pools import Pools, PoolStatus
+from router.pool.pools import Pools
 from router.replicas.deaths import Deaths
 from router.replicas.fleet import Fleet
 from router.replicas.registry import EngineKey, Registry
@@ -57,11 +53,9 @@ class Threads:
 
 
 class Parts:
-    """All but the steps of a request and the ports; see `Router` for the arguments."""
+    """What the rest of a router is built from: `Discovery`, `Cluster`, the steps and the ports."""
 
-    def __init__(
-        self, config: Config, *, redis_password: str | None, peer_name: str | None
-    ) -> None:
+    def __init__(self, config: Config) -> None:
         _check_files(config)
         self.config = config
         self.metrics = Metrics()
@@ -75,9 +69,6 @@ class Parts:
         self._build_tenants()
         self._build_upstream()
         self._build_pool()
-        self.discovery = Discovery(self)
-        self.cluster = Cluster(self, redis_password=redis_password, peer_name=peer_name)
-        self._build_status()
 
     def _build_state(self) -> None:
         """Build what is known of replicas."""
@@ -157,22 +148,6 @@ class Parts:
             if behind is not None:
                 return behind
         return self.caches.behind(candidate)
-
-    def _build_status(self) -> None:
-        """Build what describes the rest, for /readyz, /metrics and the admin API."""
-        waiting, sharing = self.waiting, self.cluster.sharing
-        self.readiness = Readiness(fleet=self.fleet, prompters=self.prompters, waiting=waiting)
-        self.status = Status(
-            self.registry,
-            fleet=self.fleet,
-            caches=self.caches,
-            waiting=waiting,
-            pools=PoolStatus(self.pools, self.fleet),
-            sharing=sharing.state if sharing is not None else None,
-            sources=self.discovery.sources.states,
-        )
-        self.metrics.watch(self.status)
-        self.metrics.watch_models(lambda: self.fleet.offers.available(time.monotonic()))
 
     @property
     def clients(self) -> Iterator[AbstractAsyncContextManager[Any]]:

@@ -22,17 +22,18 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
+from router.assembly.parts import Parts
 from router.base.errors import ConfigError
 from router.base.system import WatchedFile
+from router.cluster.redis_store import RedisStore
 from router.config import redis_password
 from router.config.secrets import read_secret
-
-if TYPE_CHECKING:
-    from router.assembly.router import Router
+from router.discovery.prompter_loader import PrompterLoader
+from router.http.admin import Guard
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +56,14 @@ class ReadFile(Struct, frozen=True, kw_only=True):
 class ReadFiles:
     """Reads files again that have changed."""
 
-    def __init__(self, router: Router) -> None:
-        self._executor = router.threads.files
+    def __init__(
+        self, parts: Parts, *, guard: Guard, store: RedisStore | None, loader: PrompterLoader
+    ) -> None:
+        self._executor = parts.threads.files
         self._is_wanted = asyncio.Event()
         self._each = [
             (each, {key: WatchedFile(file) for key, file in each.files.items()})
-            for each in read_files(router)
+            for each in _read_files(parts, guard, store, loader)
         ]
 
     def want(self) -> None:
@@ -100,20 +103,22 @@ def _changed(watched: dict[str, WatchedFile], at_once: bool) -> list[str]:
     return [key for key, file in watched.items() if file.has_changed(at_once=at_once)]
 
 
-def read_files(router: Router) -> Iterator[ReadFile]:
+def _read_files(
+    parts: Parts, guard: Guard, store: RedisStore | None, loader: PrompterLoader
+) -> Iterator[ReadFile]:
     """List the files of a router that are read again."""
-    config, parts = router.config, router
+    config = parts.config
     for tls in (*parts.certificates.values(), parts.client_tls):
         if tls is not None:
             yield ReadFile(files=dict(tls.files), read=tls.read)
     secrets = (
         ("engine.api_key_file", config.engine.api_key_file, parts.engine_key.use),
-        ("admin.token_file", config.admin.token_file, parts.guard.use),
+        ("admin.token_file", config.admin.token_file, guard.use),
     )
     for key, file, use in secrets:
         if file is not None:
             yield ReadFile(files={key: file}, read=partial(_secret, key, file, use))
-    store, file = parts.cluster.store, config.redis.password_file
+    file = config.redis.password_file
     if store is not None and file is not None:
         read = partial(redis_password, config.redis, {})
         yield ReadFile(
@@ -123,7 +128,7 @@ def read_files(router: Router) -> Iterator[ReadFile]:
         yield ReadFile(
             files={f"tokens.chat_templates.{model}": template},
             read=partial(_readable, f"tokens.chat_templates.{model}", template,
-                         partial(parts.discovery.loader.reload, model)),
+                         partial(loader.reload, model)),
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import fields, replace
@@ -27,10 +27,6 @@ from router.assembly.router import Router
 from router.base.errors import ConfigError
 from router.base.system import WatchedFile
 from router.config import Config
-
-if TYPE_CHECKING:
-    from router.assembly.router import Router
-
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +101,7 @@ def apply(router: Router, config: Config) -> list[str]:
         policy = create(config.policy.name, config.policy.params)
     except ValueError as exc:
         raise ConfigError(f"policy: {exc}", param="policy.name") from exc
-    check_sections(router, config)
+    check_sections(router.observers, config)
     if "replicas" in changed:
         router.discovery.watches.configure(config.replicas)
         router.engine_key.configure(config)

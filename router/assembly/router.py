@@ -10,7 +10,9 @@ from typing import TypeVar
 from policies.policy import Policy
 from policies.registry import create
 from router.api.apis import ModelAliases
-from router.assembly.observers import add_observers
+from router.assembly.cluster import Cluster
+from router.assembly.discovery import Discovery
+from router.assembly.observers import builders, check_sections, own_observers
 from router.assembly.parts import Parts
 from router.assembly.read_files import ReadFiles
 from router.base.errors import ConfigError, RouterError
@@ -18,9 +20,12 @@ from router.base.loop_turns import Turns
 from router.cluster.following import LogTails
 from router.config import Config, PolicyConfig
 from router.config.secrets import read_secret
+from router.discovery.readiness import Readiness
+from router.discovery.status import Status
 from router.http.admin import Guard
 from router.http.part import ObserverPart
 from router.http.server import Listener
+from router.pool.pools import PoolStatus
 from router.replicas.fleet import Fleet
 from router.request.match import Matcher
 from router.request.observer import Observers
@@ -38,7 +43,7 @@ from router.request.tokenize import EngineTokenizer, MediaFinder, MediaTokenizer
 from router.scheduling.waiting import DEFAULT_RULES, QueueRules
 
 
-def build_story(parts: Parts, queue_rules: QueueRules) -> Story:
+def build_story(parts: Router, queue_rules: QueueRules) -> Story:
     """Build the story of requests from its steps.
 
     Raises:
@@ -116,7 +121,7 @@ def build_story(parts: Parts, queue_rules: QueueRules) -> Story:
     return story
 
 
-def _token_audit(parts: Parts) -> TokenAudit:
+def _token_audit(parts: Router) -> TokenAudit:
     return TokenAudit(
         parts.prompters,
         hand_over=parts.hand_over,
@@ -126,7 +131,7 @@ def _token_audit(parts: Parts) -> TokenAudit:
     )
 
 
-def _reader(parts: Parts) -> Reader:
+def _reader(parts: Router) -> Reader:
     aliases = parts.config.models.aliases
     return Reader(
         fleet=parts.fleet,
@@ -138,7 +143,7 @@ def _reader(parts: Parts) -> Reader:
     )
 
 
-def _ahead(parts: Parts, turns: Turns) -> Ahead:
+def _ahead(parts: Router, turns: Turns) -> Ahead:
     return Ahead(
         fleet=parts.fleet,
         caches=parts.caches,
@@ -148,7 +153,7 @@ def _ahead(parts: Parts, turns: Turns) -> Ahead:
     )
 
 
-def _place(parts: Parts, observers: Observers) -> Place:
+def _place(parts: Router, observers: Observers) -> Place:
     matcher = Matcher(parts.caches, fetches=parts.fetches)
     return Place(
         fleet=parts.fleet,
@@ -161,7 +166,7 @@ def _place(parts: Parts, observers: Observers) -> Place:
     )
 
 
-def _queue(parts: Parts, place: Place, rules: QueueRules) -> WaitingRoom:
+def _queue(parts: Router, place: Place, rules: QueueRules) -> WaitingRoom:
     config = parts.config
     return WaitingRoom(
         config.queue,
@@ -175,7 +180,7 @@ def _queue(parts: Parts, place: Place, rules: QueueRules) -> WaitingRoom:
     )
 
 
-def _tokenizer(parts: Parts) -> Tokenizer:
+def _tokenizer(parts: Router) -> Tokenizer:
     config = parts.config.tokens
     engine = EngineTokenizer(
         parts.engine_api,
@@ -194,7 +199,7 @@ def _tokenizer(parts: Parts) -> Tokenizer:
     )
 
 
-def _sender(parts: Parts, *, headers: RequestHeaders, retries: Retries) -> Sender:
+def _sender(parts: Router, *, headers: RequestHeaders, retries: Retries) -> Sender:
     return Sender(
         parts.upstream,
         models=parts.discovery.served_models,
@@ -213,7 +218,7 @@ def _policy(config: PolicyConfig) -> Policy:
         raise ConfigError(f"policy: {exc}", param="policy.name") from exc
 
 
-def _owners(parts: Parts) -> Owners:
+def _owners(parts: Router) -> Owners:
     link = parts.cluster.sharing.link if parts.cluster.sharing is not None else None
     return Owners(
         parts.responses,
@@ -226,7 +231,7 @@ def _owners(parts: Parts) -> Owners:
     )
 
 
-def _lookup(parts: Parts) -> Lookup | None:
+def _lookup(parts: Router) -> Lookup | None:
     """Build what asks Redis itself for matches; None: the local copy is asked."""
     if parts.config.index.mode != "redis":
         return None
@@ -279,14 +284,54 @@ class Router(Parts):
         peer_name: str | None = None,
         queue_rules: QueueRules = DEFAULT_RULES,
     ) -> None:
-        super().__init__(config, redis_password=redis_password, peer_name=peer_name)
+        super().__init__(config)
+        self.discovery = Discovery(self)
+        self.cluster = Cluster(
+            self, self.discovery, redis_password=redis_password, peer_name=peer_name
+        )
+        self._build_status()
         admin = config.admin
         self.guard = Guard(read_secret(admin.token_file, "admin.token_file"), admin.hosts)
         self.story = build_story(self, queue_rules)
         self.observers: dict[str, ObserverPart] = {}
-        add_observers(self)
-        self.read_files = ReadFiles(self)
+        self._add_observers()
+        self.read_files = ReadFiles(
+            self, guard=self.guard, store=self.cluster.store, loader=self.discovery.loader
+        )
         self.listeners: tuple[Listener, ...] = ()  # the public port's and the admin port's
+
+    def _build_status(self) -> None:
+        """Build what describes the rest, for /readyz, /metrics and the admin API."""
+        waiting, sharing = self.waiting, self.cluster.sharing
+        self.readiness = Readiness(fleet=self.fleet, prompters=self.prompters, waiting=waiting)
+        self.status = Status(
+            self.registry,
+            fleet=self.fleet,
+            caches=self.caches,
+            waiting=waiting,
+            pools=PoolStatus(self.pools, self.fleet),
+            sharing=sharing.state if sharing is not None else None,
+            sources=self.discovery.sources.states,
+        )
+        self.metrics.watch(self.status)
+        self.metrics.watch_models(lambda: self.fleet.offers.available(time.monotonic()))
+
+    def _add_observers(self) -> None:
+        """Build the parts of all folders, in their order, and add their observers.
+
+        Raises:
+            ConfigError: a section is set whose folder is not there, or one of its values is wrong.
+        """
+        steps = self.story.steps
+        for name, build in builders():
+            self.observers[name] = part = build(self)
+            for observer in part.observers:
+                steps.observers.add(observer)
+            if part.choose is not None:
+                steps.prompts.choose = part.choose
+        check_sections(self.observers, self.config)
+        for observer in own_observers(self.config.observers):
+            steps.observers.add(observer)
 
     def observer(self, kind: type[_O]) -> _O | None:
         """Return the observer of a class; None: there is none."""
