@@ -35,9 +35,8 @@ from router.request.prompt import Ahead, Lookup, Owners, Prompts
 from router.request.queue import WaitingRoom
 from router.request.read import Reader
 from router.request.record import PredictionAudit, Recorder, Settling, TokenAudit
-from router.request.relay import Relay
 from router.request.retry import Retries, Witness
-from router.request.send import RequestHeaders, Sender
+from router.request.send import Relay, RequestHeaders, Sender
 from router.request.story import Steps, Story
 from router.request.tokenize import EngineTokenizer, MediaFinder, MediaTokenizer, Tokenizer, Workers
 from router.scheduling.waiting import DEFAULT_RULES, QueueRules

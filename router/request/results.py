@@ -6,7 +6,7 @@
     Plan       a decision that changed nothing yet               place.py
     Placement  a decision in force                               place.py
     Sent       an answer that has begun                          send.py
-    Passage    that answer on its way to the client              relay.py
+    Passage    that answer on its way to the client              send.py
 
 All are frozen but `Placement`, which ends once, `Tries`, which grows with each failed try, and
 `Passage`. Steps and observers name these types. This file names no step.

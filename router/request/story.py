@@ -8,7 +8,7 @@
                 commit: its load and its blocks count from here on
     4 send      bytes through; another replica if one fails in time         send.py, retry.py
                 where prompts are computed apart, have that done first      prefill.py
-    5 relay     the answer, byte for byte, to its end                       relay.py
+    5 relay     the answer, byte for byte, to its end                       send.py
     6 record    observers are told; the decision record                     record.py
 
 Between look-up and commit nothing is awaited, so nothing changes. What a request holds (load, claim
@@ -44,10 +44,9 @@ from router.request.prompt import Owners, Prompts
 from router.request.queue import WaitingRoom
 from router.request.read import Reader
 from router.request.record import Recorder, Settling
-from router.request.relay import Relay, Reply
 from router.request.results import Inbound, Passage, Placement, Plan, Prompt, Read, Sent, Tries
 from router.request.retry import NO_DEATH, NO_ROUTE, NOT_PROCESSED, Retries, outcome_of
-from router.request.send import RequestHeaders, Sender, counted_headers, early_headers
+from router.request.send import Relay, Reply, RequestHeaders, Sender, counted_headers, early_headers
 
 logger = logging.getLogger(__name__)
 
