@@ -1,295 +1,401 @@
 """The fleet: all replicas with their load, health and speed, in one place.
 
-    members   who is there, and the health of each
-    offers    which candidates can take a request, and why there is none
-    load      work in flight at each candidate, and what is learned from it: speed, health
+    members   who is there, and the health of each                             members.py
+    load      work in flight at each candidate, and what is learned from it    members.py
+    offers    which candidates can take a request now, and why there is none
 
 The life of a request: `offers.candidates` -> `load.views` -> (policy) -> `load.admit` ->
-`load.first_token` -> `load.end`. What must live here: leases, from `admit` to `end`, and questions
-about the load. What must not: who is offered a request (router.replicas.offers), which candidate to
-take (policies), what is cached (router.index), any I/O or clock. Every state change is one
-synchronous call; `now_s` comes from the caller's monotonic clock.
+`load.first_token` -> `load.end`.
+
+What must live here: whom a model's requests may go to. What must not: which one to take (policies).
+The errors have no address in them: clients see them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final
 
-from msgspec.structs import replace
-
-from policies.view import NOTHING_HELD, CandidateId, CostModel, Holding, ReplicaView
+from policies.view import CandidateId, CostModel
+from router.base.errors import NoReplicaAvailable, RouterError, UnknownModel
 from router.index.behind import NOTHING_BEHIND, Behind
-from router.index.hit_length import KvLayout, capacity_tokens
-from router.records.record import Outcome
-from router.replicas.candidate_state import CandidateState, CandidateStatus, EngineLoad
+from router.index.hit_length import KvLayout
+from router.replicas.candidate_state import CandidateState, state_of
 from router.replicas.cost_fit import PRIOR
 from router.replicas.health import HealthRules
-from router.replicas.ledger import Booking, Lease
-from router.replicas.members import Members
-from router.replicas.offers import Offers
-from router.replicas.replica import Candidate
+from router.replicas.members import Load, Member, Members, Serving
+from router.replicas.replica import Candidate, Lengths, Replica, candidates_of
+from router.replicas.state import ON_PURPOSE
 from router.scheduling.conversations import Conversations
-from router.scheduling.waiting import NOTHING, InFront
 
-_USUAL_TOKENS = 10_000  # of a conversation, until there are any
+_MAX_RETRY_AFTER_S = 30.0
+_SHOWN = 3  # replicas that an error names
+_ADDRESS: Final = re.compile(r"^https?://\S+?:?\s+")  # that a reason begins with
 
-_NUM_KNOWN = 32  # observations before predictions can be held against an engine
+
+def absent(waiting: Mapping[str, str], known: Container[str]) -> str:
+    """List the replicas and sources that have not answered yet, with why; empty: none.
+
+    Args:
+        waiting: Why a replica is not usable (yet); those that are `known` did answer.
+        known: Names of replicas.
+    """
+    shown = [
+        f"{name} ({_ADDRESS.sub('', reason)})"
+        for name, reason in waiting.items()
+        if name not in known
+    ]
+    return _first(shown)
 
 
-class Load:
-    """Books requests at candidates.
+def no_replica(absent: str) -> NoReplicaAvailable:
+    """Return the error for a fleet without any replica; `absent`: those that did not answer."""
+    return NoReplicaAvailable(
+        f"No replica has answered yet: {absent}." if absent else "No replica is configured."
+    )
 
-    `end` is called in every case; calling it again does nothing.
+
+def unknown_model(model: str, served: Sequence[str], absent: str) -> RouterError:
+    """Return the error for a model that no replica is known to serve."""
+    if absent:  # one of these may serve it, so the client may come back
+        return NoReplicaAvailable(
+            f"No replica that has answered serves `{model}` "
+            f"(served: {', '.join(served)}; not answered yet: {absent})."
+        )
+    hint = "; `models.aliases` can map claude-*" if model.startswith("claude-") else ""
+    return UnknownModel(
+        f"The model `{model}` does not exist (served: {', '.join(served)}{hint}).", param="model"
+    )
+
+
+def none_available(
+    model: str | None, members: Iterable[Member], waits_s: Sequence[float], now_s: float
+) -> NoReplicaAvailable:
+    """Return the error for a model whose replicas are all out, draining or excluded.
+
+    `waits_s`: until they may be tried again.
+    """
+    retry_after_s = min(_MAX_RETRY_AFTER_S, max(1.0, min(waits_s, default=1.0)))
+    what = "replica" if model is None else f"replica of `{model}`"
+    return NoReplicaAvailable(
+        f"No {what} can take a request now ({states_of(model, members, now_s)}).",
+        retry_after_s=retry_after_s,
+    )
+
+
+def states_of(model: str | None, members: Iterable[Member], now_s: float) -> str:
+    """Return in which state the first replicas of a model are, and why; None: of any."""
+    states = [
+        _shown(member, now_s) for member in members if model is None or member.replica.serves(model)
+    ]
+    return _first(states)
+
+
+def check_roles(replicas: Sequence[Replica], *, is_split: bool) -> None:
+    """Refuse a model whose replicas cannot answer by their roles.
+
+    `is_split`: some replica has a role.
+
+    Raises:
+        NoReplicaAvailable: the message says which role to set.
+    """
+    if all(replica.role == "prefill" for replica in replicas):
+        raise NoReplicaAvailable(
+            "Every replica has role prefill, so none can answer. Set role: decode for some."
+        )
+    if not is_split and (producers := _producers(replicas)):
+        raise NoReplicaAvailable(
+            f"Only prompts are computed at {', '.join(producers)} (kv_producer), and no "
+            "replica has a role. Set role: prefill there, and role: decode at the others."
+        )
+
+
+def _producers(replicas: Sequence[Replica]) -> list[str]:
+    """Name the replicas that show that they compute prompts for others beside them.
+
+    None, if all do. Only versions of vLLM count that other replicas here have, too: metrics of
+    another version may have other names, and that is no reason to refuse requests.
+    """
+    others = {replica.version for replica in replicas if replica.seems != "prefill"}
+    return [r.name for r in replicas if r.seems == "prefill" and r.version in others]
+
+
+def _shown(member: Member, now_s: float) -> str:
+    """Return in which state a replica is, and why."""
+    replica, health = member.replica, member.health
+    state = state_of(replica, health, now_s)
+    reason = f" ({health.reason})" if health.reason and state not in ON_PURPOSE else ""
+    return f"{replica.name}: {state}{reason}"
+
+
+def _first(shown: Sequence[str]) -> str:
+    more = [f"and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
+    return ", ".join([*shown[:_SHOWN], *more])
+
+
+class Offers:
+    """Offers candidates to requests.
 
     Args:
         members: The replicas.
-        conversations: Those that requests belong to.
-        layout_of: Returns a candidate's KV groups; None: it has one, or they are not known.
-        behind: Returns the blocks behind a candidate's cache.
+        waiting: Replicas and sources that have not answered yet, and why; grows and shrinks.
     """
 
-    __slots__ = ("_behind", "_conversations", "_layout_of", "_members", "_num_leases", "_states")
+    __slots__ = ("_members", "_waiting")
 
-    def __init__(
-        self,
-        members: Members,
-        conversations: Conversations,
-        layout_of: Callable[[CandidateId], KvLayout | None],
-        behind: Callable[[CandidateId], Behind],
-    ) -> None:
+    def __init__(self, members: Members, waiting: Mapping[str, str]) -> None:
         self._members = members
-        self._states = members.states
-        self._conversations = conversations
-        self._layout_of = layout_of
-        self._behind = behind
-        self._num_leases = 0
+        self._waiting = waiting
 
-    # -- the life of a request ---------------------------------------------------------------
-
-    def views(
+    def candidates(
         self,
-        candidates: Sequence[Candidate],
-        held: Mapping[CandidateId, Holding],
+        model: str | None,
         now_s: float,
-        in_front_ms: InFront = NOTHING,
-    ) -> tuple[ReplicaView, ...]:
-        """Describe each candidate to the policy; shape (num_candidates,), same order.
+        *,
+        exclude: Collection[str] = (),
+        num_tokens: int = 0,
+    ) -> tuple[Candidate, ...]:
+        """List the candidates that can take a request for `model` now, in the order configured.
 
         Args:
-            candidates: As `Offers.candidates` returned them, with no state change in between.
-            held: Reusable leading tokens; candidates without any may be absent.
+            model: Model or adapter id; None: any model (routes without one).
             now_s: Now.
-            in_front_ms: Compute that goes to a candidate before the request, not sent yet.
+            exclude: Names of replicas that were tried already.
+            num_tokens: Of prompt and answer. Replicas that are too short are left out. If all are
+                too short, the longest remain, and their engine refuses the request.
+
+        Raises:
+            UnknownModel: No replica serves it.
+            NoReplicaAvailable: Some serve it, but all are out, draining or excluded.
         """
-        states, held_by = self._states, held.get
-        views = [states[c.id].view(held_by(c.id, NOTHING_HELD), now_s) for c in candidates]
-        if in_front_ms:
-            waits = in_front_ms.get
-            views = [replace(v, queue_ms=v.queue_ms + waits(v.id, 0.0)) for v in views]
-        return tuple(views)
+        serving = self._members.serving.get(model) or self._serving_of(model)
+        offered, lengths = serving.candidates, serving.lengths
+        if num_tokens and lengths is not None and not lengths.are_equal:
+            offered = lengths.fitting(offered, num_tokens)
+        if exclude or self._members.restricted:
+            offered = self._eligible(offered, now_s, exclude)
+        if not offered:
+            raise self._none_available(model, now_s)
+        return offered
 
-    def admit(self, candidate: CandidateId, booking: Booking, now_s: float) -> Lease:
-        """Book a request that is sent to `candidate`, by this router or by another.
+    def prefillers(
+        self, model: str | None, reader: Replica | None, now_s: float
+    ) -> tuple[Candidate, ...]:
+        """List the candidates that can compute a prompt for others now, in the order configured.
 
-        A request of another router counts as ours does, except for the replica's health. KeyError
-        if the candidate is not known.
+        None that has stalled: the replica that decodes can compute the prompt, too.
+
+        `reader`: the replica that will read the prompt's KV. Both need the same transfer, and the
+        same pool if it goes through one. None: any.
         """
-        state = self._states[candidate]
-        self._num_leases += 1
-        if booking.session_hash is not None:
-            num_tokens, model = booking.num_tokens, state.speed.model
-            self._conversations.begin(
-                booking.session_hash,
-                candidate,
-                num_tokens,
-                booking.num_cached_tokens,
-                now_s,
-                cost_s=1e-3 * (model.prefill_ms(num_tokens, 0) - model.base_ms),
-                is_batch=booking.is_batch,
-                is_visit=booking.is_visit,
-            )
-        return state.admit(self._num_leases, booking, now_s)
+        if not self._members.is_split:
+            return ()
+        offered = tuple(
+            state.candidate
+            for member in self._members.by_name.values()
+            if member.replica.role == "prefill" and member.replica.is_offered
+            if member.health.can_accept(now_s) or not member.health.can_accept_at_last()
+            if any(served.id == model for served in member.replica.models)
+            if reader is None or _can_meet(member.replica, reader)
+            for state in member.states.values()
+        )
+        return self._eligible(offered, now_s, ()) if self._members.restricted else offered
 
-    def first_token(self, lease: Lease, now_s: float, ttft_ms: float | None = None) -> None:
-        """Record a request's first token and learn from its time; later calls do nothing.
-
-        `ttft_ms`: how long it took another router's request; None: not known. The features are
-        what this ledger showed when the note came. That differs from the sender's by some
-        milliseconds of work, which the fit takes for noise.
-        """
-        state = self._states.get(lease.candidate)
-        if state is not None:
-            if lease.booking.is_ours:
-                ttft_ms = (now_s - lease.begun_s) * 1000.0
-            state.first_token(lease, now_s, ttft_ms)
-            if self._members.once_changed:
-                self._members.changed()
-
-    def end(
-        self,
-        lease: Lease,
-        now_s: float,
-        outcome: Outcome | None,
-        *,
-        jitter: float = 0.5,
-        is_answered: bool = True,
-    ) -> bool:
-        """End a lease, and record its outcome; None: it was another router's, and `is_answered`.
-
-        `jitter` is uniform in [0, 1), drawn by the caller: it spreads retries of a failed
-        replica. Idempotent: False, and no effect, if the lease was given back before or its
-        replica is gone.
-        """
-        state, members = self._states.get(lease.candidate), self._members
-        if state is None:
-            return False
-        name = state.candidate.replica.name
-        if outcome is Outcome.OK and name not in members.restricted:
-            is_new = state.end(lease, now_s, outcome, jitter)  # its health stays what it is
-            if members.once_changed:
-                members.changed()
-        else:
-            was_down = state.health.is_down
-            is_new = state.end(lease, now_s, outcome, jitter)
-            if is_new:
-                members.health_changed(name, was_down, now_s)
-        if not is_new:
-            return False
-        booking = lease.booking
-        if booking.session_hash is not None:
-            is_answered = outcome is Outcome.OK or (outcome is None and is_answered)
-            self._conversations.end(
-                booking.session_hash, booking.num_tokens, now_s, is_answered=is_answered
-            )
-        return True
-
-    def absolve(self, lease: Lease) -> None:
-        """Undo what the failure of an ended lease did to its replica's health."""
-        state = self._states.get(lease.candidate)
-        if state is not None:
-            state.health.absolve(lease.number)
-            self._members.restrict(state.candidate.replica.name)
-
-    # -- what engines say --------------------------------------------------------------------
-
-    def note_engine_load(self, candidate: CandidateId, load: EngineLoad) -> None:
-        """Record a reading of the engine's own `/metrics`; ignored if the candidate is gone."""
-        state = self._states.get(candidate)
-        if state is not None:
-            state.note_engine_load(load)
-            self._members.changed()
-
-    def set_early(self, candidate: CandidateId, num_requests: int) -> None:
-        """Set how many requests an engine has that yield to all others; they are no load."""
-        state = self._states.get(candidate)
-        if state is not None:
-            state.num_early = num_requests
-
-    # -- questions ---------------------------------------------------------------------------
-
-    def status(self, now_s: float) -> tuple[CandidateStatus, ...]:
-        """Describe all candidates for people, eligible or not, in the order configured."""
-        members = self._members.by_name.values()
-        return tuple(state.status(now_s) for each in members for state in each.states.values())
-
-    def is_idle(self, name: str) -> bool:
-        """Return whether this router has nothing in flight at a replica."""
-        return all(state.is_idle for state in self._members.states_of(name))
-
-    def num_sent(self, name: str) -> int:
-        """Count the requests that routers have in flight at a replica."""
-        return sum(state.ledger.num_requests for state in self._members.states_of(name))
-
-    def num_ready(self, candidate: CandidateId, now_s: float) -> int:
-        """Count requests before their first token that routers sent there, without lost ones."""
-        state = self._states.get(candidate)
-        return state.ledger.num_timely(now_s) if state is not None else 0
-
-    def queue_at_pace_ms(self, candidate: CandidateId) -> float:
-        """Return how long the queue there takes at the recent pace; 0.0: not known."""
-        state = self._states.get(candidate)
-        return state.ledger.queue_at_pace_ms() if state is not None else 0.0
-
-    def capacity_tokens(self, candidate: CandidateId) -> int | None:
-        """Return how many tokens a candidate's cache holds; None: not known.
-
-        With several KV groups: how many tokens its live conversations may have.
-        """
-        state = self._states.get(candidate)
-        if state is None:
-            return None
-        num_blocks = state.candidate.replica.num_blocks
-        if num_blocks is None or self._layout_of(candidate) is None:
-            return state.candidate.capacity_tokens
-        return self._tokens_in(state.candidate, num_blocks)
-
-    def room_tokens(self, candidate: CandidateId) -> int | None:
-        """Return how many tokens of conversations can be kept there; None: any.
-
-        In the cache, or in the CPU tier or pool behind it: what the cache evicts is read again from
-        there. Until a tier or pool evicts, it has all that was computed. In a pool, conversations
-        of other candidates take their part. It does not count if computing is faster.
-        """
-        capacity, behind = self.capacity_tokens(candidate), self._behind(candidate)
-        if capacity is None or not behind.num_blocks:
-            return capacity
-        state, at = self._states[candidate], self._conversations.at
-        if behind.sharers and not self._is_worth_reading(state, behind):
-            return capacity
-        if not behind.is_full:
-            return None
-        others = sum([at(other).num_tokens for other in behind.sharers if other != candidate])
-        held = self._tokens_in(state.candidate, behind.num_blocks) or 0
-        return max(capacity, held - others)
-
-    def _is_worth_reading(self, state: CandidateState, behind: Behind) -> bool:
-        """Return whether a pool gives a usual conversation sooner than it is computed again."""
-        room, model = self._conversations.at(state.candidate.id), state.speed.model
-        num_tokens = room.num_tokens // max(1, room.num_sessions) or _USUAL_TOKENS
-        compute_ms = model.prefill_ms(num_tokens, 0) - model.base_ms
-        return behind.ms_per_token(model) * num_tokens <= compute_ms
-
-    def reads_back(self, candidate: CandidateId) -> bool:
-        """Return whether a candidate reads what its cache evicts from a CPU tier or a pool."""
-        return self._behind(candidate).num_blocks > 0
-
-    def _tokens_in(self, candidate: Candidate, num_blocks: int) -> int | None:
-        """Return how many tokens of its live conversations so many blocks hold; None: any."""
-        layout, block_size = self._layout_of(candidate.id), candidate.replica.block_size
-        if layout is None:
-            return num_blocks * block_size if block_size is not None else None
-        return capacity_tokens(
-            layout, num_blocks, self._conversations.at(candidate.id).num_sessions
+    def draining(
+        self, model: str | None, now_s: float, *, exclude: Collection[str] = ()
+    ) -> tuple[Candidate, ...]:
+        """List the candidates that get no new work, but may have what they were asked before."""
+        return tuple(
+            candidate
+            for replica in self._members.replicas
+            if replica.draining and replica.is_awake and replica.name not in exclude
+            if model is None or replica.serves(model)
+            if self._members.listens(replica.name, now_s)
+            for candidate in candidates_of(replica)
         )
 
-    def overdue_s(self, lease: Lease, *, ratio: float, floor_s: float) -> float | None:
-        """Return after how long a first token is overdue; None: too little is known.
+    def candidates_at(
+        self, name: str, model: str | None, now_s: float, *, exclude: Collection[str] = ()
+    ) -> tuple[Candidate, ...]:
+        """List the candidates of one replica, draining or not, in whatever health.
 
-        A multiple of the predicted time and of the error of predictions, at least `floor_s`.
+        Raises:
+            NoReplicaAvailable: it is excluded, or gone.
         """
-        state = self._states.get(lease.candidate)
-        if state is None or not lease.booking.streams:
-            return None
-        if state.speed.fit.num_observations < _NUM_KNOWN:
-            return None
-        model = state.speed.model
-        reads = lease.booking.is_from_pool
-        error_ms = max(model.error_ms, model.fetch_error_ms) if reads else model.error_ms
-        return max(floor_s, (ratio * lease.predicted_ms + 4 * error_ms) / 1000.0)
+        member = self._members.by_name.get(name) if name not in exclude else None
+        if member is None:
+            raise self._none_available(model, now_s)
+        return candidates_of(member.replica)
 
-    def longest_wait_s(self, candidate: CandidateId, now_s: float) -> float:
-        """Return how long the oldest request without a first token has waited there."""
-        state = self._states.get(candidate)
-        begun = [lease.begun_s for lease in state.ledger.waiting] if state is not None else []
-        return now_s - min(begun, default=now_s)
+    def all_lack(self, model: str | None, route: str) -> bool:
+        """Return whether there are replicas that serve a model, and all of them lack a route."""
+        serving = {
+            replica.name
+            for replica in self._members.replicas
+            if replica.role != "prefill"
+            if model is None or replica.serves(model)
+        }
+        return bool(serving) and serving <= self._members.lacking.get(route, set())
 
-    def tbt_ms(self, candidate: CandidateId, num_tokens: int, now_s: float) -> float | None:
-        """Predict the inter-token latency of an answer once its prompt has been computed.
+    def longest(self, model: str) -> int | None:
+        """Return the tokens of the longest request that a replica takes for a model.
 
-        None: the candidate has nothing in flight, or too little is known of it.
+        None: some may take any, as far as is known.
         """
-        state = self._states.get(candidate)
-        return state.tbt_ms(num_tokens, now_s) if state is not None else None
+        try:
+            serving = self._members.serving.get(model) or self._serving_of(model)
+        except RouterError:
+            return None
+        return serving.lengths.longest if serving.lengths is not None else None
+
+    def available(self, now_s: float) -> Iterator[tuple[str, int]]:
+        """Yield each base model, and how many replicas take requests for it now."""
+        bases = (m.id for each in self._members.replicas for m in each.models if m.parent is None)
+        for name in dict.fromkeys(bases):
+            try:
+                yield name, len({each.replica.name for each in self.candidates(name, now_s)})
+            except RouterError:
+                yield name, 0
+
+    def unserved(self, now_s: float) -> Iterator[tuple[str, str]]:
+        """Yield the models and adapters that no replica takes requests for now, and why."""
+        served = {
+            model.id
+            for each in self._members.replicas
+            if each.is_offered and each.role == "both" and each.name not in self._members.restricted
+            for model in each.models
+        }
+        for name in [each for each in self._members.served if each not in served]:
+            try:
+                self._serving_of(name)
+            except RouterError as error:  # by their roles
+                yield name, error.message
+                continue
+            try:
+                self.candidates(name, now_s)
+            except NoReplicaAvailable:
+                yield name, states_of(name, self._members.by_name.values(), now_s)
+
+    def absent(self) -> str:
+        """List the replicas and sources that have not answered yet, with why; empty: none."""
+        return absent(self._waiting, self._members.by_name)
+
+    def no_replica(self) -> NoReplicaAvailable:
+        """Return the error for a fleet without any replica."""
+        return no_replica(self.absent())
+
+    # -- private -----------------------------------------------------------------------------
+
+    def _serving_of(self, model: str | None) -> Serving:
+        """List a model's candidates that may be offered.
+
+        Raises:
+            UnknownModel: no replica has it, and the models of all replicas are known.
+            NoReplicaAvailable: those that have it cannot answer, by their roles.
+        """
+        members = self._members
+        known = members.serving.get(model)
+        if known is not None:
+            return known
+        replicas = [each for each in members.replicas if model is None or each.serves(model)]
+        if not replicas:
+            if model is not None and all(replica.models for replica in members.replicas):
+                raise self._unknown_model(model)
+            return Serving((), None)  # not kept: clients may ask for any name
+        check_roles(replicas, is_split=members.is_split)
+        serving = members.serving[model] = Serving(
+            tuple(
+                state.candidate
+                for replica in replicas
+                if replica.is_offered and replica.role != "prefill"
+                for state in members.states_of(replica.name)
+            ),
+            Lengths.of(model, replicas) if model is not None else None,
+        )
+        return serving
+
+    def _eligible(
+        self, serving: Sequence[Candidate], now_s: float, exclude: Collection[str]
+    ) -> tuple[Candidate, ...]:
+        """Leave out candidates that were tried, and those whose health forbids it."""
+        members = self._members
+        states = [members.states[c.id] for c in serving if c.replica.name not in exclude]
+        offered = tuple(
+            state.candidate for state in _offered(states, members.rules, now_s, members.restricted)
+        )
+        for name in list(members.restricted):
+            members.by_name[name].health.weight(now_s)  # a slow start that is over ends here
+            members.restrict(name)
+        return offered
+
+    def _unknown_model(self, model: str) -> RouterError:
+        if not self._members.replicas:
+            return self.no_replica()
+        return unknown_model(model, [*self._members.served], self.absent())
+
+    def _none_available(self, model: str | None, now_s: float) -> NoReplicaAvailable:
+        """Return the error for "no replica", with the time after which to try again."""
+        members = self._members
+        if not members.replicas:
+            return self.no_replica()
+        waits_s = [
+            members.states[candidate.id].health.retry_at_s - now_s
+            for candidate in self._serving_of(model).candidates
+        ]
+        return none_available(model, members.by_name.values(), waits_s, now_s)
+
+
+def _can_meet(prefill: Replica, decode: Replica) -> bool:
+    """Return whether one replica can read the KV that the other computes."""
+    if prefill.transfer != decode.transfer:
+        return False
+    return prefill.transfer != "store" or prefill.pool == decode.pool
+
+
+def _offered(
+    states: Sequence[CandidateState],
+    rules: HealthRules,
+    now_s: float,
+    restricted: AbstractSet[str],
+) -> list[CandidateState]:
+    """Choose the candidates to offer, in the order given; empty if none is fit.
+
+    1. Candidates that are fit: up, or on trial without a request.
+    2. In a panic, if fewer than `panic_ratio` are fit: all that listen. Many open breakers are more
+       likely wrong than right, and the few fit candidates would be overloaded.
+    3. If that leaves none: those that have stalled. They may go on.
+    4. A recovered candidate (slow start), while it has less than its share of the mean load. Its
+       cache is cold and its engine may still warm up. It may always have one request.
+    5. A candidate whose weight is less than 1, in the same way, always: capacity that may be taken
+       away.
+
+    If the last two rules leave none, all candidates of the first three are offered.
+
+    `restricted`: the replicas that health or weight may restrict; only these are examined.
+    """
+    fit = [
+        state
+        for state in states
+        if state.candidate.replica.name not in restricted or state.health.can_accept(now_s)
+    ]
+    if len(fit) < rules.panic_ratio * len(states):
+        fit = [state for state in states if state.health.can_accept_in_panic(now_s)]
+    fit = fit or [state for state in states if state.health.can_accept_at_last()]
+    if not fit:
+        return []
+    mean_requests = sum([state.ledger.num_requests for state in fit]) / len(fit)
+    return [
+        state
+        for state in fit
+        if state.candidate.replica.name not in restricted or _has_room(state, mean_requests, now_s)
+    ] or fit
+
+
+def _has_room(state: CandidateState, mean_requests: float, now_s: float) -> bool:
+    weight = state.health.weight(now_s) * state.candidate.replica.weight
+    return weight >= 1.0 or state.ledger.num_requests < max(1.0, weight * mean_requests)
 
 
 def _ignore(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""router.replicas.offers and weights: fleets with unequal replicas."""
+"""Offers and weights: fleets with unequal replicas."""
 
 from __future__ import annotations
 
