@@ -114,9 +114,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as exc:
         asked.error(str(exc))
 
-    def found(made: LeagueRun) -> None:
+    made: list[LeagueRun] = []
+
+    def found(each: LeagueRun) -> None:
         nonlocal league
-        league = replace(league, runs=(*league.runs, made))
+        made.append(each)
+        league = replace(league, runs=(*league.runs, each))
         if args.json is not None:
             write(league, args.json)
 
@@ -135,6 +138,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = 1
     if league.runs:
         print(report(league.runs))
+    for each in made:
+        if each.wasted_s:
+            console.print(
+                f"{each.router}, seed {each.seed}: for {each.wasted_s:g} s a prompt waited for "
+                "room while an idle replica had free blocks for it",
+                style="red",
+            )
+            code = code or 1
     return code
 
 

@@ -1,8 +1,10 @@
 """One router before one cell's replicas, for one seed: sent, watched, summed up.
 
-A prompt that waits in our queue while a replica has nothing to do is a fault. The router's own
-state is read once a second; two readings in a row count as one such second, because a prompt that
-was just released, or has just come, is none.
+A prompt that waits in our queue for room, while a replica has nothing to do and free blocks for it,
+is a fault. Blocks of conversations that run or pause there are not free, and a turn whose
+conversation has room waits for its own replica. The router's own state is read once a second; two
+readings in a row count as one such second, because a prompt that was just released, or has just
+come, is none.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from enum import IntEnum
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +42,11 @@ _EVENT_LAG_S: Final = 0.01
 
 
 class LeagueRun(Struct, frozen=True, kw_only=True):
-    """What one run found; `idle_s`: a prompt waited in our queue, and a replica was idle."""
+    """What one run found.
+
+    `idle_s`: a prompt waited in our queue, and a replica was idle. `wasted_s`: it had free blocks
+    for it, too.
+    """
 
     router: str
     cell: Cell
@@ -47,6 +55,7 @@ class LeagueRun(Struct, frozen=True, kw_only=True):
     num_live: int
     steady: Steady
     idle_s: float | None = None  # None: it was not watched
+    wasted_s: float | None = None
 
 
 async def run(
@@ -83,7 +92,7 @@ async def run(
             folder=folder,
             log_dir=log_dir,
         ) as front,
-        _watched(front) as watch,
+        _watched(front, cell) as watch,
     ):
         sent = await replay(
             workload, front.url, options=options, prompts=Spoken(workload, seed),
@@ -92,7 +101,9 @@ async def run(
     if not sent.info.is_complete:
         raise RuntimeError(f"{router.name}: {sent.info.note}")
     made = _summed(router.name, cell, seed, workload, sent.turns)
-    return replace(made, idle_s=watch.idle_s if router.is_ours else None)
+    if not router.is_ours:
+        return made
+    return replace(made, idle_s=_LOOK_S * watch.num_idle, wasted_s=_LOOK_S * watch.num_wasted)
 
 
 def simulated(router: Router, cell: Cell, seed: int) -> LeagueRun:
@@ -136,34 +147,50 @@ def _summed(
     )
 
 
+class Waste(IntEnum):
+    """How a prompt waits in our queue."""
+
+    NONE = 0
+    IDLE = 1  # beside a replica that has no request
+    ROOM = 2  # one that has free blocks for it, too
+
+
 class _Watch:
-    """Counts the seconds in which a prompt waited and a replica was idle."""
+    """Counts the readings in which a prompt waited beside an idle replica."""
 
-    __slots__ = ("_was_wrong", "idle_s")
+    __slots__ = ("_before", "_num_tokens", "num_idle", "num_wasted")
 
-    def __init__(self) -> None:
-        self.idle_s = 0.0
-        self._was_wrong = False
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+        self._before = Waste.NONE
+        self.num_idle = 0
+        self.num_wasted = 0
 
     def look(self, state: dict[str, Any]) -> None:
         """Take one reading of the router's state."""
-        is_wrong = is_idle_beside_waiting(state)
-        if is_wrong and self._was_wrong:
-            self.idle_s += _LOOK_S
-        self._was_wrong = is_wrong
+        now = waste(state, self._num_tokens)
+        both = min(now, self._before)
+        self.num_idle += both >= Waste.IDLE
+        self.num_wasted += both >= Waste.ROOM
+        self._before = now
 
 
-def is_idle_beside_waiting(state: dict[str, Any]) -> bool:
-    """Return whether a prompt waits while a replica that could take it has no request."""
-    if not state["queue"]["waiting"]:
-        return False
-    return any(row["state"] == "up" and not row["requests"] for row in state["replicas"]["shown"])
+def waste(state: dict[str, Any], num_tokens: int) -> Waste:
+    """Judge one reading of the router's state, with the size of a replica's cache."""
+    queue = state["queue"]
+    rows = state["replicas"]["shown"]
+    idle = [row for row in rows if row["state"] == "up" and not row["requests"]]
+    if not queue["waiting"] or not idle:
+        return Waste.NONE
+    num_free = num_tokens - min(queue["held_tokens"].get(row["name"], 0) for row in idle)
+    waiting = [each["tokens"] for each in queue["shown"] if each["for"] == "room"]
+    return Waste.ROOM if min(waiting, default=inf) <= num_free else Waste.IDLE
 
 
 @contextlib.asynccontextmanager
-async def _watched(front: Front) -> AsyncIterator[_Watch]:
+async def _watched(front: Front, cell: Cell) -> AsyncIterator[_Watch]:
     """Watch a router of ours, as long as the context lasts; others show nothing."""
-    watch = _Watch()
+    watch = _Watch(cell.num_blocks * cell.block_size)
     if front.admin_url is None or front.token_file is None:
         yield watch
         return

@@ -19,7 +19,8 @@ from loadtest.steady import Steady
 SCHEMA: Final = "warmroute.league/1"
 HEADER: Final = (
     "router", "output tokens/s", "turns/s", "computed tokens", "cached",
-    "TTFT mean", "P50", "P90", "P99", "longest wait", "a session takes", "failed", "idle",
+    "TTFT mean", "P50", "P90", "P99", "longest wait", "a session takes", "failed",
+    "idle (with room)",
 )  # fmt: skip
 
 
@@ -87,6 +88,7 @@ def rows_of(runs: Sequence[LeagueRun]) -> list[tuple[str, ...]]:
             return fmean(figure(each) for each in all_of)
 
         idle = [run.idle_s for run in ours if run.idle_s is not None]
+        wasted_s = sum(run.wasted_s or 0.0 for run in ours)
         rows.append(
             (
                 f"`{router}`",
@@ -107,7 +109,7 @@ def rows_of(runs: Sequence[LeagueRun]) -> list[tuple[str, ...]]:
                 f"{mean(lambda s: s.session_mean_s):.0f} s "
                 f"({sum(each.num_sessions for each in all_of)})",
                 str(sum(each.num_errors for each in all_of)),
-                f"{sum(idle):.0f} s" if idle else "",
+                f"{sum(idle):.0f} s ({wasted_s:.0f} s)" if idle else "",
             )
         )
     return rows

@@ -66,7 +66,7 @@ def _sections(
         "recent": recent.describe,
         "router": about,
         "replicas": replicas.describe,
-        "queue": lambda: queue_fields(room, is_on=is_on),
+        "queue": lambda: queue_fields(room, router.fleet.conversations, is_on=is_on),
         "tokens": history.describe,
         "sessions": lambda: {"total": 0, "forgotten": 0, "shown": []},
         "findings": list,

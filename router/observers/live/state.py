@@ -17,6 +17,7 @@ from router.metrics import Metrics
 from router.observers.live.degraded import degraded
 from router.replicas.fleet import Fleet
 from router.request.queue import WaitingRoom
+from router.scheduling.conversations import Conversations
 from router.tenants import Tenants
 from router.tokens import Prompters
 
@@ -48,8 +49,9 @@ class LiveState:
         return self._line
 
 
-def queue_fields(room: WaitingRoom, *, is_on: bool) -> dict[str, Any]:
-    """Describe the queue, and the requests that have waited for longest."""
+def queue_fields(room: WaitingRoom, conversations: Conversations, *, is_on: bool) -> dict[str, Any]:
+    """Describe the queue, the requests that have waited for longest, and who has room."""
+    at = conversations.at
     now_s = time.monotonic()
     return {
         "on": is_on,
@@ -58,6 +60,7 @@ def queue_fields(room: WaitingRoom, *, is_on: bool) -> dict[str, Any]:
         "batch": sum(waiting.is_batch for waiting, _ in room),
         "for": Counter([room.held_by(waiting) or "its turn" for waiting, _ in room]),
         "shown": [room.describe(waiting) for waiting, _ in islice(room, MAX_WAITING)],
+        "held_tokens": {each: at(each).num_tokens for each in conversations.rooms()},
     }
 
 

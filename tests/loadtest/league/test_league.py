@@ -12,7 +12,7 @@ from loadtest.dev.league.cell import Cell
 from loadtest.dev.league.cli import main
 from loadtest.dev.league.replicas import Replica
 from loadtest.dev.league.routers import OTHERS, Place, router_of
-from loadtest.dev.league.run import is_idle_beside_waiting, simulated
+from loadtest.dev.league.run import Waste, simulated, waste
 from loadtest.dev.league.spoken import Spoken
 from loadtest.dev.league.table import read, report
 from loadtest.emulator.tokens import ChatTokenizer
@@ -83,17 +83,29 @@ def test_every_other_router_gets_its_port_and_the_replicas(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("waiting", "requests", "state", "is_wrong"),
-    [(1, 0, "up", True), (0, 0, "up", False), (1, 2, "up", False), (1, 0, "down", False)],
+    ("waiting", "reason", "requests", "state", "held", "expected"),
+    [
+        (1, "room", 0, "up", 500, Waste.ROOM),
+        (1, "room", 0, "up", 501, Waste.IDLE),
+        (1, "window", 0, "up", 0, Waste.IDLE),  # for its own replica, which is busy
+        (0, "room", 0, "up", 0, Waste.NONE),
+        (1, "room", 2, "up", 0, Waste.NONE),
+        (1, "room", 0, "down", 0, Waste.NONE),
+    ],
 )
-def test_a_prompt_must_not_wait_beside_an_idle_replica(
-    waiting: int, requests: int, state: str, *, is_wrong: bool
+def test_a_prompt_must_not_wait_for_room_that_an_idle_replica_has(
+    waiting: int, reason: str, requests: int, state: str, held: int, expected: Waste
 ) -> None:
     """One replica is at work in each case; the other one counts only if it takes requests."""
-    rows = [{"state": "up", "requests": 1}, {"state": state, "requests": requests}]
-    found = is_idle_beside_waiting({"queue": {"waiting": waiting}, "replicas": {"shown": rows}})
+    rows = [
+        {"name": "r1", "state": "up", "requests": 1},
+        {"name": "r2", "state": state, "requests": requests},
+    ]
+    shown = [{"for": reason, "tokens": 500}] * waiting
+    queue = {"waiting": waiting, "shown": shown, "held_tokens": {"r2": held}}
+    found = waste({"queue": queue, "replicas": {"shown": rows}}, 1_000)
 
-    assert found is is_wrong
+    assert found is expected
 
 
 def test_caches_that_never_evict_are_the_limit() -> None:
@@ -132,7 +144,7 @@ def test_a_league_runs_before_emulated_replicas(
     assert report(league.runs) in printed
     (run,) = league.runs
     assert (run.num_live, run.steady.num_errors) == (3, 0)
-    assert run.idle_s is not None
+    assert run.wasted_s == 0.0
     assert run.steady.num_turns > 1
     assert run.steady.hits > 0.3
     assert main(["--read", str(out)]) == 0
