@@ -1,10 +1,10 @@
 """One router before one cell's replicas, for one seed: sent, watched, summed up.
 
-A prompt that waits in our queue for room, while a replica has nothing to do and free blocks for it,
-is a fault. Blocks of conversations that run or pause there are not free, and a turn whose
-conversation has room waits for its own replica. The router's own state is read once a second; two
-readings in a row count as one such second, because a prompt that was just released, or has just
-come, is none.
+A replica with nothing to do, and with free blocks for the first prompt that waits in our queue for
+room, is a fault. Blocks of conversations that run or pause there are not free; nobody passes the
+first; and a turn whose conversation has room waits for its own replica. The router's own state is
+read once a second. Two readings in a row count as one such second, because a prompt that was just
+released, or has just come, is none.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LeagueRun(Struct, frozen=True, kw_only=True):
     """What one run found.
 
     `idle_s`: a prompt waited in our queue, and a replica was idle. `wasted_s`: it had free blocks
-    for it, too.
+    for the first one, too.
     """
 
     router: str
@@ -152,7 +152,7 @@ class Waste(IntEnum):
 
     NONE = 0
     IDLE = 1  # beside a replica that has no request
-    ROOM = 2  # one that has free blocks for it, too
+    ROOM = 2  # and free blocks for the first that waits for room
 
 
 class _Watch:
@@ -183,8 +183,8 @@ def waste(state: dict[str, Any], num_tokens: int) -> Waste:
     if not queue["waiting"] or not idle:
         return Waste.NONE
     num_free = num_tokens - min(queue["held_tokens"].get(row["name"], 0) for row in idle)
-    waiting = [each["tokens"] for each in queue["shown"] if each["for"] == "room"]
-    return Waste.ROOM if min(waiting, default=inf) <= num_free else Waste.IDLE
+    first = [e["tokens"] for e in queue["shown"] if e["for"] == "room" and not e["before"]]
+    return Waste.ROOM if min(first, default=inf) <= num_free else Waste.IDLE
 
 
 @contextlib.asynccontextmanager

@@ -83,26 +83,27 @@ def test_every_other_router_gets_its_port_and_the_replicas(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("waiting", "reason", "requests", "state", "held", "expected"),
+    ("tokens", "reason", "requests", "state", "held", "expected"),
     [
-        (1, "room", 0, "up", 500, Waste.ROOM),
-        (1, "room", 0, "up", 501, Waste.IDLE),
-        (1, "window", 0, "up", 0, Waste.IDLE),  # for its own replica, which is busy
-        (0, "room", 0, "up", 0, Waste.NONE),
-        (1, "room", 2, "up", 0, Waste.NONE),
-        (1, "room", 0, "down", 0, Waste.NONE),
+        ([500], "room", 0, "up", 500, Waste.ROOM),
+        ([500], "room", 0, "up", 501, Waste.IDLE),
+        ([501, 400], "room", 0, "up", 500, Waste.IDLE),  # nobody passes the first
+        ([500], "window", 0, "up", 0, Waste.IDLE),  # for its own replica, which is busy
+        ([], "room", 0, "up", 0, Waste.NONE),
+        ([500], "room", 2, "up", 0, Waste.NONE),
+        ([500], "room", 0, "down", 0, Waste.NONE),
     ],
 )
 def test_a_prompt_must_not_wait_for_room_that_an_idle_replica_has(
-    waiting: int, reason: str, requests: int, state: str, held: int, expected: Waste
+    tokens: list[int], reason: str, requests: int, state: str, held: int, expected: Waste
 ) -> None:
     """One replica is at work in each case; the other one counts only if it takes requests."""
     rows = [
         {"name": "r1", "state": "up", "requests": 1},
         {"name": "r2", "state": state, "requests": requests},
     ]
-    shown = [{"for": reason, "tokens": 500}] * waiting
-    queue = {"waiting": waiting, "shown": shown, "held_tokens": {"r2": held}}
+    shown = [{"for": reason, "tokens": n, "before": b} for b, n in enumerate(tokens)]
+    queue = {"waiting": len(tokens), "shown": shown, "held_tokens": {"r2": held}}
     found = waste({"queue": queue, "replicas": {"shown": rows}}, 1_000)
 
     assert found is expected
