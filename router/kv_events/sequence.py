@@ -18,12 +18,13 @@ The replay asks for n, the last batch that was applied, and what follows:
     nothing                                    restarted, has not reached n   forget, replay from 0
     n + k first                                the buffer has lost n          begin again at n + k
     ..., m, m + k                              a reply was dropped            replay again from m
+    ..., m, then silence                       the end was dropped            replay again from m
 
 n may also be the last batch that another router applied, if the index was given its blocks
 (`resume`): the proof is the same.
 
 A ROUTER drops replies beyond its high-water mark (1,000 by default, and an engine's buffer has
-10,000 batches), so the last line is not rare.
+10,000 batches), so the last two lines are not rare. They count as failed only without progress.
 """
 
 from __future__ import annotations
@@ -215,13 +216,13 @@ class History:
     def end_replay(self, *, is_complete: bool) -> BatchAction:
         """Finish a replay: the end marker came, or (not complete) it broke off or timed out."""
         replay, self._replay = self._replay, _Replay.NONE
-        if not is_complete:
-            self._fail(replay)
-            return BatchAction.IGNORE
-        if replay is _Replay.FIRST:
-            return self._nothing_came()
-        if replay is _Replay.HOLE:
+        is_cut = replay is _Replay.FOLLOWING and not is_complete
+        if replay is _Replay.HOLE or is_cut:
             self._refill()
+        elif not is_complete:
+            self._fail(replay)
+        elif replay is _Replay.FIRST:
+            return self._nothing_came()
         elif replay is _Replay.FOLLOWING:
             self._answered()
         return BatchAction.IGNORE
@@ -254,8 +255,8 @@ class History:
         self.counters.num_failed_replays += 1
         self._num_failed += 1
         if self._can_ask():
-            if replay is not _Replay.FIRST and replay is not _Replay.USELESS:
-                self.ask()  # what came before it broke off was progress
+            if replay is _Replay.HOLE:
+                self.ask()
             return
         if self._is_fresh or self._is_suspect:
             self.forget()

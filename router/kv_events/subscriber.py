@@ -40,7 +40,9 @@ Message = tuple[int, bytes]
 """Sequence and payload."""
 
 REPLAY_TIMEOUT_S: Final = 5.0
-"""Longest wait for the next replay reply."""
+"""Longest wait for the first reply of a replay."""
+
+_NEXT_REPLY_S: Final = 1.0  # for the next one: an engine sends all in one go, or has dropped some
 
 MAX_REPLAY_BYTES: Final = 1 << 30
 MAX_REPLAY_MESSAGES: Final = 200_000
@@ -59,8 +61,7 @@ _POLLIN: Final = int(zmq.POLLIN)  # as a flag it takes half a microsecond more
 
 _RECONNECT_S: Final = (1.0, 60.0)
 
-_SUB_HWM: Final = 100_000  # the publisher's own default; beyond it batches are lost, and replayed
-_REPLAY_HWM: Final = 4_000  # beyond it the ROUTER drops replies, and they are asked for again
+_HWM: Final = 100_000  # the publisher's own default; beyond it batches and replies are lost
 
 
 _HOST_PORT: Final = re.compile(r"tcp://([A-Za-z0-9_.-]+):([0-9]+)")
@@ -114,7 +115,7 @@ class EngineEvents:
         endpoint: Where the engine publishes, e.g. `tcp://10.0.0.1:5557`.
         replay_endpoint: Where it replays; None: nowhere.
         topic: Prefix of the topics wanted; empty for all.
-        replay_timeout_s: Longest wait for the next replay reply.
+        replay_timeout_s: Longest wait for the first replay reply.
         connects: See `EventSource`.
         names: The addresses of hosts; None: no other client shares them.
 
@@ -148,7 +149,7 @@ class EngineEvents:
         self._has_address = True
         plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
         self._sub = plain.socket(zmq.SUB)
-        _configure(self._sub, _SUB_HWM)
+        _configure(self._sub)
         self._sub.setsockopt(zmq.SUBSCRIBE, topic.encode())
         self._monitor = self._sub.get_monitor_socket(_LINK_EVENTS)
         self._waiter: asyncio.Future[None] | None = None
@@ -325,7 +326,7 @@ class EngineEvents:
             raise UpstreamUnreachable(self._replay_endpoint, text) from exc
         dealer = self._context.socket(zmq.DEALER)
         try:
-            _configure(dealer, _REPLAY_HWM)
+            _configure(dealer)
             _connect(dealer, endpoint)
             await dealer.send_multipart([b"", start.to_bytes(8, "big")])
             yield Replies(dealer, self._replay_timeout_s)
@@ -338,13 +339,13 @@ class EngineEvents:
 class Replies:
     """The answer to one replay request, in pieces."""
 
-    __slots__ = ("_dealer", "_num_bytes", "_num_messages", "_timeout_s", "_until_s", "is_complete")
+    __slots__ = ("_dealer", "_num_bytes", "_timeout_s", "_until_s", "is_complete", "num_messages")
 
     def __init__(self, dealer: zmq.asyncio.Socket, timeout_s: float) -> None:
         self._dealer = dealer
         self._timeout_s = timeout_s
         self._num_bytes = 0
-        self._num_messages = 0
+        self.num_messages = 0
         self._until_s = time.monotonic() + MAX_REPLAY_S
         self.is_complete = False  # the end marker was seen
 
@@ -356,7 +357,8 @@ class Replies:
         """
         if self.is_complete:
             return []
-        await self._dealer.poll(round(self._timeout_s * 1000))
+        timeout_s = min(_NEXT_REPLY_S, self._timeout_s) if self.num_messages else self._timeout_s
+        await self._dealer.poll(round(timeout_s * 1000))
         messages: list[Message] = []
         for frames in _drain(zmq.Socket.shadow(self._dealer.underlying), MAX_DRAINED):
             message = parse_reply(frames)
@@ -365,13 +367,13 @@ class Replies:
                 break
             messages.append(message)
             self._num_bytes += len(message[1])
-        self._num_messages += len(messages)
+        self.num_messages += len(messages)
         if (
             self._num_bytes > MAX_REPLAY_BYTES
-            or self._num_messages > MAX_REPLAY_MESSAGES
+            or self.num_messages > MAX_REPLAY_MESSAGES
             or time.monotonic() > self._until_s
         ):
-            raise ValueError(f"a replay without end: {self._num_messages} batches so far")
+            raise ValueError(f"a replay without end: {self.num_messages} batches so far")
         return messages
 
 
@@ -403,9 +405,9 @@ def _shared_context() -> zmq.asyncio.Context:
     return context
 
 
-def _configure(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, receive_hwm: int) -> None:
+def _configure(socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.RCVHWM, receive_hwm)
+    socket.setsockopt(zmq.RCVHWM, _HWM)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)  # beyond it ZeroMQ hangs up
     socket.setsockopt(zmq.RECONNECT_IVL, 100)  # ms; ZeroMQ adds its own jitter
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5_000)

@@ -27,6 +27,7 @@ class Publisher:
         topic: bytes = b"kv",
         buffer_steps: int = 10_000,
         has_topic_in_replies: bool = True,
+        most_replies: int | None = None,
     ) -> None:
         self._context = zmq.Context()
         self._pub = self._context.socket(zmq.XPUB)  # PUB that shows subscriptions
@@ -39,6 +40,7 @@ class Publisher:
         )
         self._topic = topic
         self._has_topic = has_topic_in_replies
+        self._most_replies = most_replies  # of a replay; its ROUTER drops the others, and the end
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
         self._orders: queue.Queue[tuple[str, bytes] | list[bytes]] = queue.Queue()
         self._next = 0
@@ -116,9 +118,11 @@ class Publisher:
         client, _, start = self._router.recv_multipart()
         self.num_replays += 1
         topic = (self._topic,) if self._has_topic else ()
-        for sequence, payload in self._buffer:
-            if sequence >= int.from_bytes(start, "big"):
-                reply = (client, b"", *topic, sequence.to_bytes(8, "big"), payload)
-                self._router.send_multipart(reply)
+        wanted = [each for each in self._buffer if each[0] >= int.from_bytes(start, "big")]
+        for sequence, payload in wanted[: self._most_replies]:
+            reply = (client, b"", *topic, sequence.to_bytes(8, "big"), payload)
+            self._router.send_multipart(reply)
+        if self._most_replies is not None and len(wanted) > self._most_replies:
+            return
         empty = (b"",) if self._has_topic else ()
         self._router.send_multipart((client, b"", *empty, END_OF_REPLAY, b""))

@@ -139,15 +139,17 @@ async def test_without_replay_the_stream_begins_where_it_joined() -> None:
             assert followed.stream.state == "degraded"
 
 
-async def test_a_long_history_arrives_whole() -> None:
-    """Ten thousand buffered batches come through, dropped replies included."""
-    with Publisher() as publisher:
+@pytest.mark.parametrize("most_replies", [None, 2_500])
+async def test_a_long_history_arrives_whole(most_replies: int | None) -> None:
+    """Ten thousand buffered batches come through, and a replay that is cut is no failure."""
+    with Publisher(most_replies=most_replies) as publisher:
         for number in range(10_000):
             publisher.lose(batch(stored(prompt(number, 1))))
         async with following(publisher) as followed:
             await followed.until(lambda: followed.index.num_blocks(R1) == 10_000)
 
             assert followed.stream.state == "exact"
+            assert followed.stream.counters.history.num_failed_replays == 0
 
 
 class FailingEvents(WatchedEvents):
