@@ -195,7 +195,7 @@ def _loops(
         on_failure: Callable[[str], None] = ignore,
     ) -> Coroutine[Any, Any, None]:
         return keep_running(
-            loop, follower=follower, count=router.count_failure, on_failure=on_failure
+            loop, follower=follower, count=router.metrics.count_failure, on_failure=on_failure
         )
 
     yield "sweep", kept("upkeep", partial(_sweep, router))

@@ -76,9 +76,9 @@ class Cluster:
                 caches=parts.caches,
                 names=self.names,
                 lease_s=config.redis.lease_s,
-                count_failure=parts.count_failure,
+                metrics=parts.metrics,
             )
-            discovery.sharing = self.sharing
+            discovery.streams.sharing = self.sharing
             parts.metrics.watch_sharing(self.sharing.state)
 
 

@@ -115,7 +115,7 @@ class Parts:
         self.engine_key = EngineKey.of(config, key)
         self.strays = Strays(lambda server: self.metrics.strays.labels(server).inc())
         self.upstream = Upstream(
-            config.forward, tls, self.fleet.members.signs, names=self.names, strays=self.strays
+            config.forward, tls, self.fleet.members, names=self.names, strays=self.strays
         )
         self.engine_api = EngineApi(
             timeout_s=config.health.timeout_s,
@@ -160,10 +160,6 @@ class Parts:
     def is_idle(self) -> bool:
         """Whether no request is in flight."""
         return all(self.fleet.load.is_idle(replica.name) for replica in self.fleet.members.replicas)
-
-    def count_failure(self, follower: str) -> None:
-        """Count a follower that failed and starts again."""
-        self.metrics.follower_failures.labels(follower).inc()
 
 
 def _certificates(config: Config) -> Iterator[tuple[str, Tls]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from functools import partial
 from typing import TypeVar
 
 from policies.policy import Policy
@@ -15,7 +14,7 @@ from router.assembly.discovery import Discovery
 from router.assembly.observers import builders, check_sections, own_observers
 from router.assembly.parts import Parts
 from router.assembly.read_files import ReadFiles
-from router.base.errors import ConfigError, RouterError
+from router.base.errors import ConfigError
 from router.base.loop_turns import Turns
 from router.cluster.following import LogTails
 from router.config import Config, PolicyConfig
@@ -26,7 +25,6 @@ from router.http.admin import Guard
 from router.http.part import ObserverPart
 from router.http.server import Listener
 from router.pool.pools import PoolStatus
-from router.replicas.fleet import Fleet
 from router.request.match import Matcher
 from router.request.observer import Observers
 from router.request.place import Place
@@ -183,7 +181,7 @@ def _tokenizer(parts: Router) -> Tokenizer:
     config = parts.config.tokens
     engine = EngineTokenizer(
         parts.engine_api,
-        partial(_least_busy, parts.fleet),
+        parts.fleet,
         timeout_s=config.engine_timeout_s,
     )
     workers = Workers(parts.threads.encode, parts.threads.heavy)
@@ -193,7 +191,7 @@ def _tokenizer(parts: Router) -> Tokenizer:
         workers=workers,
         engine=engine,
         media=MediaTokenizer(finder, workers, parts.metrics),
-        max_tokens=parts.fleet.offers.longest,
+        fleet=parts.fleet,
         metrics=parts.metrics,
     )
 
@@ -218,14 +216,12 @@ def _policy(config: PolicyConfig) -> Policy:
 
 
 def _owners(parts: Router) -> Owners:
-    link = parts.cluster.sharing.link if parts.cluster.sharing is not None else None
     return Owners(
         parts.responses,
         registry=parts.registry,
         fleet=parts.fleet,
-        store=parts.cluster.store,
+        sharing=parts.cluster.sharing,
         ttl_s=parts.config.session.ttl_s,
-        is_up=lambda: link is not None and link.is_up,
         metrics=parts.metrics,
     )
 
@@ -234,29 +230,15 @@ def _lookup(parts: Router) -> Lookup | None:
     """Build what asks Redis itself for matches; None: the local copy is asked."""
     if parts.config.index.mode != "redis":
         return None
-    assert parts.cluster.store is not None  # the configuration was checked
-    assert parts.cluster.sharing is not None
-    link = parts.cluster.sharing.link
-    timeout_s = parts.config.redis.lookup_timeout_s
+    sharing = parts.cluster.sharing
+    assert sharing is not None  # the configuration was checked
     return Lookup(
-        LogTails(parts.cluster.store, timeout_s=timeout_s),
+        LogTails(sharing.store, timeout_s=parts.config.redis.lookup_timeout_s),
+        link=sharing.link,
         names=parts.cluster.names,
         caches=parts.caches,
-        is_up=lambda: link.is_up,
         metrics=parts.metrics,
     )
-
-
-def _least_busy(fleet: Fleet, model: str) -> tuple[str, str] | None:
-    """Choose the replica to ask for tokens, name and URL; None: none serves the model."""
-    now_s = time.monotonic()
-    try:
-        candidates = fleet.offers.candidates(model, now_s)
-    except RouterError:
-        return None
-    views = fleet.load.views(candidates, {}, now_s)
-    least = min(zip(views, candidates, strict=True), key=lambda pair: pair[0].num_requests)
-    return least[1].replica.name, least[1].replica.url
 
 
 _O = TypeVar("_O")
@@ -301,7 +283,7 @@ class Router(Parts):
 
     def _build_status(self) -> None:
         """Build what describes the rest, for /readyz, /metrics and the admin API."""
-        waiting, sharing = self.waiting, self.cluster.sharing
+        waiting = self.waiting
         self.readiness = Readiness(fleet=self.fleet, prompters=self.prompters, waiting=waiting)
         self.status = Status(
             self.registry,
@@ -309,7 +291,7 @@ class Router(Parts):
             caches=self.caches,
             waiting=waiting,
             pools=PoolStatus(self.pools, self.fleet),
-            sharing=sharing.state if sharing is not None else None,
+            sharing=self.cluster.sharing,
             sources=self.discovery.sources.states,
         )
         self.metrics.watch(self.status)

@@ -25,7 +25,7 @@ from msgspec import Struct
 from router.base.backoff import Backoff
 from router.base.errors import EMPTIED, StoreError, StoreUnavailable
 from router.base.messages import Left, PoolChanged, Registered, StreamId
-from router.base.supervisor import described, first_of, ignore
+from router.base.supervisor import described, first_of
 from router.cluster.candidate_source import CandidateNames
 from router.cluster.following import Following, SnapshotLoader
 from router.cluster.index_writer import IndexWriter
@@ -36,7 +36,7 @@ from router.cluster.redis_connection import Subscription
 from router.cluster.redis_store import RedisStore, StoreFacts
 from router.cluster.shares import OrderShare, PoolShare, RecordShare
 from router.index.cache_view import CacheView
-from router.metrics import SharingState
+from router.metrics import Metrics, SharingState
 
 BURST_S: Final = 0.002
 """Shortest pause between two messages: requests that begin within it travel together. The first one
@@ -218,7 +218,7 @@ class Sharing:
         caches: CacheView,
         names: CandidateNames,
         lease_s: float,
-        count_failure: Callable[[str], None] = ignore,
+        metrics: Metrics,
     ) -> None:
         self.link = Link()
         self.facts: StoreFacts | None = None  # of the last connection
@@ -230,13 +230,13 @@ class Sharing:
             router=shares.peers.name,
             pool_deltas=lambda: [delta for pool in shares.pools for delta in pool.take()],
         )
-        self._store = store
+        self.store = store
         self._peers = shares.peers
         self._outbox = shares.outbox
         self._pools = shares.pools
         self._orders = shares.orders
         self._records = shares.records
-        self._count_failure = count_failure
+        self._metrics = metrics
         self.following = Following(
             caches=caches, names=names, writer=self.writer, loader=self.loader, link=self.link
         )
@@ -270,7 +270,7 @@ class Sharing:
                 "deltas_refused": self.writer.num_refused,
                 "rewrites": self.writer.num_rewrites,
                 "snapshots": self.loader.num_loads,
-                "garbage": self._store.num_garbage + self._peers.notes.num_garbage,
+                "garbage": self.store.num_garbage + self._peers.notes.num_garbage,
             },
             reason=self.link.reason,
             redis=_server(self.facts) if self.facts is not None else None,
@@ -291,14 +291,14 @@ class Sharing:
                     self.link.went_down(first_of(group))
                 except* Exception as group:  # a bug of ours; the side path ends no router
                     error, reason = first_of(group), described(group)
-                    self._count_failure("redis")
+                    self._metrics.count_failure("redis")
                     if reason != logged:
                         logged = reason
                         logger.error("internal error", exc_info=_without_message(error))
                     self.link.went_down(f"internal error: {reason}")
                 _heed_cancellation()
                 self._go_on_without()
-                await self._store.close()
+                await self.store.close()
                 await asyncio.sleep(backoff.next_s())
         finally:
             await self._leave()
@@ -317,10 +317,10 @@ class Sharing:
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(_LEAVE_S):
                     if self.link.is_up:
-                        await self._store.leave(self.keeper.held)
-                        await self._store.publish((Left(),))
+                        await self.store.leave(self.keeper.held)
+                        await self.store.publish((Left(),))
         finally:
-            await self._store.close()
+            await self.store.close()
 
     async def _share(self, backoff: Backoff) -> None:
         """Connect, read what the others have, and share until something fails.
@@ -331,10 +331,10 @@ class Sharing:
         self.num_attempts += 1
         try:
             is_first = self.facts is None
-            self.facts = facts = await self._store.open()
+            self.facts = facts = await self.store.open()
             if not is_first:  # a Redis that was emptied, or has an older snapshot
                 self._records.store_responses_again()
-            subscription = await self._store.subscribe()
+            subscription = await self.store.subscribe()
         except StoreError as exc:
             raise ExceptionGroup("redis", [exc]) from exc
         try:
@@ -353,7 +353,7 @@ class Sharing:
             tg.create_task(read_notes(subscription, self._peers), name="redis: read")
             tg.create_task(subscription.watch(), name="redis: watch")
             tg.create_task(self.writer.run(), name="redis: write")
-            notes = NotePublisher(self._store, self._outbox)
+            notes = NotePublisher(self.store, self._outbox)
             tg.create_task(notes.run(), name="redis: publish")
             tg.create_task(self.keeper.run(facts.incarnation), name="redis: leases")
             tg.create_task(self.loader.run(), name="redis: snapshots")
@@ -373,13 +373,13 @@ class Sharing:
 
     async def join_routers(self) -> None:
         """Read what the other routers have in flight."""
-        self._peers.join(await self._store.loads(), time.monotonic())
+        self._peers.join(await self.store.loads(), time.monotonic())
 
     async def _merge_pools(self) -> None:
         """Merge directories with what Redis has, as models are found."""
         while True:
             for pool in self._pools:
-                await pool.join(self._store)
+                await pool.join(self.store)
             await asyncio.sleep(_POOLS_S)
 
     def _apply_to_pools(self, note: PoolChanged, router: str, now_s: float) -> None:
@@ -393,7 +393,7 @@ class Sharing:
     async def _sweep(self) -> None:
         """Free what retired epochs left in Redis; one router does it at a time."""
         while True:
-            await self._store.sweep()
+            await self.store.sweep()
             await asyncio.sleep(_SWEEP_S)
 
 

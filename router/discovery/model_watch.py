@@ -24,6 +24,7 @@ from router.config import Config
 from router.discovery.engine_api import EngineApi
 from router.discovery.prompter_loader import PrompterLoader
 from router.discovery.served_models import ServedModels
+from router.metrics import Metrics
 from router.replicas.replica import Replica
 from router.tokens import NeedsEngine, Prompter, Prompters
 from router.tokens.trust import ALL_TEXTS, CHATS, TEXTS, Difference, of_chat, of_refused, of_text
@@ -96,11 +97,7 @@ _ASK_AGAIN_S: Final = 30.0
 
 
 class ModelWatch:
-    """Learns it, and drops it with the process.
-
-    Args:
-        count_other_ids: Takes a model whose ids are not a replica's.
-    """
+    """Learns it, and drops it with the process."""
 
     def __init__(
         self,
@@ -110,10 +107,10 @@ class ModelWatch:
         prompters: Prompters,
         loader: PrompterLoader,
         served_models: ServedModels,
-        count_other_ids: Callable[[str], None],
+        metrics: Metrics,
     ) -> None:
         self._timeout_s = config.tokens.engine_timeout_s
-        self._count_other_ids = count_other_ids
+        self._metrics = metrics
         self._interval_s = config.health.interval_s
         self._engine_api = engine_api
         self._prompters = prompters
@@ -177,7 +174,7 @@ class ModelWatch:
         if difference is None:
             logger.info("token ids are the engine's", extra=fields)
             return
-        self._count_other_ids(model)
+        self._metrics.token_mismatches.labels(model, "ids").inc()
         is_ended = prompter.trust.reason is not None
         logger.error(
             "token ids differ from the engine's: none are sent"

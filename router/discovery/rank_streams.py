@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
 from policies.view import CandidateId
-from router.base.contracts import BlockKey
 from router.base.errors import ConfigError
 from router.base.host_names import Names
 from router.base.supervisor import keep_running
@@ -21,11 +21,12 @@ from router.index.cache_view import CacheView
 from router.kv_events.follower import follow
 from router.kv_events.stream import RankStream
 from router.kv_events.subscriber import EventSource
-from router.replicas.replica import Candidate, Replica, candidates_of
+from router.metrics import Metrics
+from router.pool.pools import Pools
+from router.replicas.fleet import Fleet
+from router.replicas.replica import Candidate, EventOwners, Replica, candidates_of
 
 logger = logging.getLogger(__name__)
-
-StoredBy = Callable[[Replica], Callable[[Sequence[BlockKey]], None] | None]
 
 _LOOK_S: Final = 1.0  # between two checks whether an endpoint is another replica's
 
@@ -33,32 +34,26 @@ _LOOK_S: Final = 1.0  # between two checks whether an endpoint is another replic
 class RankStreams:
     """Creates and follows them.
 
-    Args:
-        stored_by: Returns what takes the blocks that a replica shares; None: it shares none.
-        why_foreign: Returns why a candidate's events are another replica's; None: they are not.
-        sharing: What several routers share; None: there is only this one.
-        count_failure: Takes the kind of a follower that failed.
-        names: The addresses of hosts.
+    sharing: What several routers share. None: there is only this one, or it is not built yet.
     """
 
     def __init__(
         self,
         config: Config,
         *,
+        fleet: Fleet,
         caches: CacheView,
-        why_foreign: Callable[[CandidateId], str | None],
-        stored_by: StoredBy,
-        sharing: Sharing | None,
-        count_failure: Callable[[str], None],
+        pools: Pools,
+        metrics: Metrics,
         names: Names,
     ) -> None:
         self._config = config
         self._caches = caches
-        self._why_foreign = why_foreign
-        self._stored_by = stored_by
-        self._sharing = sharing
-        self._count_failure = count_failure
+        self._event_owners = _EventOwners(fleet)
+        self._pools = pools
+        self._metrics = metrics
         self._names = names
+        self.sharing: Sharing | None = None
 
     def make(
         self,
@@ -85,15 +80,15 @@ class RankStreams:
         await keep_running(
             partial(self._follow_once, source),
             follower="events",
-            count=self._count_failure,
+            count=self._metrics.count_failure,
             on_failure=partial(self._restart_stream, source),
             subject={"candidate": source.candidate},
         )
 
     def restarted(self, source: CandidateSource) -> None:
         """Publish that a candidate's engine is a new process."""
-        if self._sharing is not None:
-            self._sharing.following.restarted(source.candidate)
+        if self.sharing is not None:
+            self.sharing.following.restarted(source.candidate)
 
     def have_history(self, replica: Replica) -> bool:
         """Return whether the event history of its ranks was read, as far as it goes back."""
@@ -122,7 +117,7 @@ class RankStreams:
             capacity_blocks=replica.num_blocks,
             seeds=self._config.hash.seeds,
             lora_paths=lora_paths,
-            pool_stored=self._stored_by(replica),
+            pool_stored=self._pools.stored_by(replica),
         )
 
     async def _follow_once(self, source: CandidateSource) -> None:
@@ -130,22 +125,22 @@ class RankStreams:
         candidate = source.candidate
         try:
             while True:
-                if (reason := self._why_foreign(candidate)) is not None:
+                if (reason := self._event_owners.why_foreign(candidate)) is not None:
                     _log_unusable(candidate, reason)
                     self._forget_blocks(source, reason)
-                    await _until(lambda: self._why_foreign(candidate) is None)
+                    await _until(lambda: self._event_owners.why_foreign(candidate) is None)
                 async with asyncio.TaskGroup() as tg:
                     following = tg.create_task(
                         self._follow_stream(source), name=f"stream {candidate}"
                     )
-                    await _until(lambda: self._why_foreign(candidate) is not None)
+                    await _until(lambda: self._event_owners.why_foreign(candidate) is not None)
                     following.cancel()
         except* ConfigError as group:  # its endpoint is invalid: that stays so until it restarts
             _log_unusable(candidate, str(group.exceptions[0]))
 
     async def _follow_stream(self, source: CandidateSource) -> None:
-        if self._sharing is not None:
-            await self._sharing.following.follow(source)
+        if self.sharing is not None:
+            await self.sharing.following.follow(source)
             return
         stream = self._caches.stream(source.candidate)
         assert isinstance(stream, RankStream)
@@ -160,6 +155,29 @@ class RankStreams:
         stream.failed(reason)
         self._caches.hand_over(source.candidate, stream)
         self._caches.index.clear(source.candidate)
+
+
+class _EventOwners:
+    """Finds candidates whose endpoints are another replica's, as replicas come and go."""
+
+    __slots__ = ("_fleet", "_known", "_owners")
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._known: tuple[Replica, ...] = ()  # whose endpoints are in:
+        self._owners = EventOwners(())
+
+    def why_foreign(self, candidate: CandidateId) -> str | None:
+        """Return why a candidate's events are not to be followed; None: they are its own."""
+        replicas = self._fleet.members.replicas
+        if replicas is not self._known:  # each replica's streams ask once a second
+            self._known = replicas
+            self._owners = EventOwners(r.event_ports for r in replicas if r.event_ports is not None)
+        name, _, rank = candidate.partition("#")
+        now_s = time.monotonic()
+        return self._owners.why_foreign(
+            name, int(rank or 0), counts=lambda other: self._fleet.members.is_up(other, now_s)
+        )
 
 
 def _log_unusable(candidate: CandidateId, reason: str) -> None:

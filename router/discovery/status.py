@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from router.cluster.sharing import Sharing
 from router.index.cache_view import CacheView
 from router.index.candidate_stream import CandidateStream
-from router.metrics import PoolState, SharingState, SourceState
+from router.metrics import PoolState, SourceState
 from router.pool.pools import PoolStatus
 from router.replicas.candidate_state import CandidateStatus
 from router.replicas.fleet import Fleet
@@ -34,7 +35,7 @@ class Status:
         caches: CacheView,
         waiting: Waiting,
         pools: PoolStatus,
-        sharing: Callable[[], SharingState] | None,
+        sharing: Sharing | None,
         sources: Callable[[], Sequence[SourceState]] = tuple,
     ) -> None:
         self._registry = registry
@@ -106,7 +107,7 @@ class Status:
         """Describe the connection to Redis and to other routers; None: there is no Redis."""
         if self._sharing is None:
             return None
-        state = self._sharing()
+        state = self._sharing.state()
         return {
             "state": "shared" if state.is_up else "degraded",
             "reason": state.reason,

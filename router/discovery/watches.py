@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -43,7 +43,9 @@ from router.discovery.model_watch import ModelWatch
 from router.discovery.probes import Probes
 from router.discovery.rank_streams import RankStreams
 from router.discovery.status import UNDISCOVERED, Waiting
+from router.metrics import Metrics
 from router.pool.pools import Pools
+from router.replicas.deaths import Deaths
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry
 from router.replicas.replica import Entry, Found, Replica, candidates_of
@@ -59,38 +61,31 @@ class Watches:
     """The tasks; see the module's charter.
 
     Args:
-        waiting: Why a replica is not usable (yet); entries are added and removed here.
-        watch: Creates a replica's watch.
-        count_failure: Takes the kind of a follower that failed.
-        on_gone: Takes the name and candidates of a replica that has been gone for long, to drop
-            its series.
+        tools: Of the watches. Entries of `waiting` are added and removed here.
+        metrics: The series of a replica that has been gone for long are dropped.
     """
 
     def __init__(
         self,
         registry: Registry,
+        tools: WatchTools,
         *,
-        fleet: Fleet,
         upstream: Upstream,
-        waiting: Waiting,
-        watch: Callable[[Entry], ReplicaWatch],
-        count_failure: Callable[[str], None],
-        on_gone: Callable[[Sequence[str]], None],
+        metrics: Metrics,
     ) -> None:
-        self._on_gone = on_gone
+        self._metrics = metrics
         self._gone: Bounded[str, tuple[str, ...]] = Bounded(MAX_GONE)  # it and its candidates
         self._registry = registry
-        self._fleet = fleet
+        self._tools = tools
+        self._fleet = tools.fleet
         self._upstream = upstream
-        self._waiting = waiting
-        self._watch = watch
-        self._count_failure = count_failure
+        self._waiting = tools.waiting
         self._group: asyncio.TaskGroup | None = None
         self._running: dict[str, tuple[Entry, asyncio.Task[None]]] = {}
         self._ending: set[str] = set()
         self._refused: set[str] = set()  # records that were logged as refused
         for entry in registry.entries:
-            waiting[entry.name] = UNDISCOVERED
+            self._waiting[entry.name] = UNDISCOVERED
 
     # -- life --------------------------------------------------------------------------------
 
@@ -224,9 +219,9 @@ class Watches:
     async def _keep_watching(self, entry: Entry) -> None:
         """Watch a replica; a watch that fails is started again."""
         await keep_running(
-            lambda: self._watch(entry).run(),
+            lambda: ReplicaWatch(entry, self._tools, self).run(),
             follower="replica",
-            count=self._count_failure,
+            count=self._metrics.count_failure,
             on_failure=lambda reason: self._waiting.update(
                 {entry.name: f"its watch failed: {reason}"}
             ),
@@ -259,7 +254,7 @@ class Watches:
         series = tuple(dict.fromkeys((name, *candidates, *self._gone.get(name, ()))))
         for oldest in self._gone.put(name, series):
             if self._registry.find(oldest[0]) is None:
-                self._on_gone(oldest)
+                self._metrics.drop_replica(oldest)
 
 
 def _state(entry: Entry | None) -> str:
@@ -283,44 +278,32 @@ class WatchTools(Struct, frozen=True, kw_only=True):
     config: Config
     engine_api: EngineApi
     fleet: Fleet
+    deaths: Deaths
     waiting: Waiting
     """Why a replica is not usable (yet); read by readiness and the admin API."""
     models: ModelWatch
     probes: Probes
-    on_restart: Callable[[str, float], None]
-    """Called with a replica for which another process answers, and now."""
+    streams: RankStreams
+    pools: Pools
 
 
 class ReplicaWatch:
-    """Watches one configured replica, from process to process.
+    """Watches one configured replica, from process to process."""
 
-    Args:
-        is_offered: Whether it may have requests once it is found.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        replica: ReplicaConfig,
-        tools: WatchTools,
-        *,
-        is_offered: Callable[[], bool],
-        streams: RankStreams,
-        pools: Pools,
-    ) -> None:
-        self._name = name
-        self._replica = replica
-        self._url = replica.url.rstrip("/")
+    def __init__(self, entry: Entry, tools: WatchTools, watches: Watches) -> None:
+        self._name = entry.name
+        self._replica = entry.replica
+        self._url = entry.replica.url.rstrip("/")
         self._config = tools.config
         self._engine_api = tools.engine_api
         self._fleet = tools.fleet
         self._waiting = tools.waiting
-        self._is_offered = is_offered
-        self._streams = streams
+        self._watches = watches
+        self._streams = tools.streams
         self._models = tools.models
-        self._pools = pools
+        self._pools = tools.pools
         self._probes = tools.probes
-        self._on_restart = tools.on_restart
+        self._deaths = tools.deaths
 
     async def run(self) -> None:
         """Watch the replica until cancelled."""
@@ -353,7 +336,7 @@ class ReplicaWatch:
                 self._pools.detach(replica)
                 self._streams.drop(replica)
             logger.warning("replica restarted", extra={"replica": self._name})
-            self._on_restart(self._name, time.monotonic())
+            self._deaths.restarted(self._name, time.monotonic())
 
     async def _discover(self) -> EngineFacts:
         """Ask until the replica answers; each new reason for a failure is logged once."""
@@ -408,7 +391,7 @@ class ReplicaWatch:
             cost_class=self._replica.hardware or facts.models[0].id,
             cost_per_hour=self._replica.cost_per_hour or self._config.engine.cost_per_hour,
             weight=self._replica.weight,
-            draining=not self._is_offered(),
+            draining=not self._watches.is_offered(name),
             role=self._replica.role,
             transfer=transfer,
             bootstrap=bootstrap_of(self._replica) if has_bootstrap else None,

@@ -269,6 +269,10 @@ class Metrics(Instruments):
             for forget in self.on_dropped:
                 forget(candidate)
 
+    def count_failure(self, follower: str) -> None:
+        """Count a follower that failed and starts again."""
+        self.follower_failures.labels(follower).inc()
+
     def watch(self, source: StateSource) -> None:
         """Read the gauges of replicas and of the pool from `source` at every scrape."""
         self.registry.register(Families(REPLICA, source.rank_states))

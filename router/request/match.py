@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -64,7 +64,7 @@ class Matcher:
         fetchable: dict[CandidateId, Fetchable] = {}
         if self.fetches is not None and contracts:
             fetchable = self.fetches.look(prompt, same, contracts, self.caches.index)
-            _add_fetchable(held, fetchable, self.fetches.reads)
+            _add_fetchable(held, fetchable, self.fetches)
         return PromptMatch(
             held=held,
             fetchable=fetchable,
@@ -130,13 +130,13 @@ def same_names(prompt: Prompt, candidates: Sequence[Candidate]) -> Sequence[Cand
 def _add_fetchable(
     held: dict[CandidateId, Holding],
     fetchable: Mapping[CandidateId, Fetchable],
-    reads: Callable[[CandidateId], bool],
+    fetches: Fetches,
 ) -> None:
     """Add what candidates can fetch to what they hold themselves, and whether they do fetch."""
     last: tuple[Holding, Fetchable, bool] | None = None
     holding = NOTHING_HELD
     for cid, there in fetchable.items():
-        own, is_reader = held.get(cid, NOTHING_HELD), reads(cid)
+        own, is_reader = held.get(cid, NOTHING_HELD), fetches.reads(cid)
         if last is None or own is not last[0] or there is not last[1] or is_reader is not last[2]:
             last = own, there, is_reader
             gpu, cpu = own.num_gpu_tokens, own.num_cpu_tokens

@@ -42,7 +42,8 @@ from router.base.loop_turns import Turns
 from router.base.messages import StreamId
 from router.cluster.candidate_source import CandidateNames
 from router.cluster.following import LogTails
-from router.cluster.redis_store import RedisStore
+from router.cluster.link import Link
+from router.cluster.sharing import Sharing
 from router.discovery.served_models import ServedModels
 from router.index.block_index import BlockMatch
 from router.index.cache_view import CacheView
@@ -67,22 +68,22 @@ class Lookup:
 
     Args:
         tails: What was read of the blocks in Redis.
-        is_up: Whether Redis is there; if not, it is not asked.
+        link: Says whether Redis is there. If not, it is not asked.
     """
 
     def __init__(
         self,
         tails: LogTails,
         *,
+        link: Link,
         names: CandidateNames,
         caches: CacheView,
-        is_up: Callable[[], bool],
         metrics: Metrics,
     ) -> None:
         self._tails = tails
+        self._link = link
         self._names = names
         self._caches = caches
-        self._is_up = is_up
         self._metrics = metrics
 
     async def find(
@@ -90,7 +91,7 @@ class Lookup:
     ) -> dict[CandidateId, BlockMatch]:
         """Return the matches of incompletely known candidates, as far as Redis knows them."""
         matches: dict[CandidateId, BlockMatch] = {}
-        if prompt.tokens is None or not self._is_up():
+        if prompt.tokens is None or not self._link.is_up:
             return matches
         for contract, candidate_of in self._by_contract(candidates).items():
             started_s = time.monotonic()
@@ -201,9 +202,8 @@ class Owners:
     """Finds the replicas that issued responses.
 
     Args:
-        store: What other routers issued; None: there are no others.
+        sharing: Knows what other routers issued. None: there is no Redis.
         ttl_s: How long Redis keeps what is issued here.
-        is_up: Whether Redis is there; if not, it is not asked.
     """
 
     def __init__(
@@ -212,17 +212,15 @@ class Owners:
         *,
         registry: Registry,
         fleet: Fleet,
-        store: RedisStore | None,
+        sharing: Sharing | None,
         ttl_s: float,
-        is_up: Callable[[], bool],
         metrics: Metrics,
     ) -> None:
         self._known = known
         self._registry = registry
         self._fleet = fleet
-        self._store = store
+        self._sharing = sharing
         self._ttl_s = ttl_s
-        self._is_up = is_up
         self._metrics = metrics
 
     async def find(self, read: Read) -> str | None:
@@ -237,7 +235,7 @@ class Owners:
         if identity is None:
             identity, where = await self._ask(key), "redis"
         is_anybody = read.inbound.caller is ANYBODY
-        if identity is None and not is_anybody and self._store is not None:
+        if identity is None and not is_anybody and self._sharing is not None:
             await asyncio.sleep(_ASK_AGAIN_S)  # the router that issued it may be late
             identity = await self._ask(key)
         if identity is None:
@@ -254,10 +252,10 @@ class Owners:
 
     async def _ask(self, key: ResponseKey) -> str | None:
         """Ask Redis; late or failing means unknown."""
-        if self._store is None or not self._is_up():
+        if self._sharing is None or not self._sharing.link.is_up:
             return None
         try:
-            identity = await self._store.records.response_owner(key)
+            identity = await self._sharing.store.records.response_owner(key)
         except StoreError as exc:
             logger.debug("look-up of a response failed", extra={"reason": exc.message})
             return None
@@ -275,10 +273,10 @@ class Owners:
             return
         key = _key(read, response_id)
         self._known.note(key, entry.identity)
-        if self._store is None or not self._is_up():
+        if self._sharing is None or not self._sharing.link.is_up:
             return
         try:
-            await self._store.records.put_response_owner(key, entry.identity, self._ttl_s)
+            await self._sharing.store.records.put_response_owner(key, entry.identity, self._ttl_s)
         except StoreError as exc:  # it is written later, with others
             logger.debug("a response was not stored", extra={"reason": exc.message})
         else:

@@ -38,6 +38,8 @@ from router.api.openai import ChatRequest, CompletionRequest, Limit, TokenIds, i
 from router.base.errors import BadRequest, RouterError, TemplateFailed, UpstreamError
 from router.discovery.engine_api import EngineApi
 from router.metrics import Metrics
+from router.replicas.fleet import Fleet
+from router.replicas.replica import Replica
 from router.request.results import Read, Tokenized
 from router.tokens import NeedsEngine, Prompter, Prompters, Tokens
 from router.tokens.media import (
@@ -359,16 +361,13 @@ logger = logging.getLogger(__name__)
 
 _MAX_BYTES: Final = 2 << 20  # of a body that is written again for an engine
 
-EngineAddress = Callable[[str], tuple[str, str] | None]
-"""Model -> name and base URL of a replica that may be asked; None: none is up."""
-
 
 class EngineTokenizer:
     """Asks a replica."""
 
-    def __init__(self, api: EngineApi, address: EngineAddress, *, timeout_s: float) -> None:
+    def __init__(self, api: EngineApi, fleet: Fleet, *, timeout_s: float) -> None:
         self._api = api
-        self._address = address
+        self._fleet = fleet
         self._timeout_s = timeout_s
 
     async def ids_of(self, model: str, body: bytes) -> list[int] | None:
@@ -398,14 +397,27 @@ class EngineTokenizer:
         Raises:
             BadRequest: it refuses the body.
         """
-        address = self._address(model)
-        if address is None:
+        replica = self._least_busy(model)
+        if replica is None:
             return None
         try:
-            return await self._api.tokenize(*address, body, timeout_s=self._timeout_s)
+            return await self._api.tokenize(
+                replica.name, replica.url, body, timeout_s=self._timeout_s
+            )
         except UpstreamError as exc:
             _log_failure(model, exc)
             return None
+
+    def _least_busy(self, model: str) -> Replica | None:
+        """Choose the replica to ask; None: none serves the model."""
+        now_s = monotonic()
+        try:
+            candidates = self._fleet.offers.candidates(model, now_s)
+        except RouterError:
+            return None
+        views = self._fleet.load.views(candidates, {}, now_s)
+        least = min(zip(views, candidates, strict=True), key=lambda pair: pair[0].num_requests)
+        return least[1].replica
 
 
 def _log_failure(model: str, error: RouterError) -> None:
@@ -432,9 +444,6 @@ def _is_one_text(request: CompletionRequest) -> bool:
 _FOR_NO_ENGINE: Final = ("field", "size")
 """Reasons for which an engine is not asked either: it would answer something else, or too late."""
 
-MaxTokens = Callable[[str], int | None]
-"""Model -> longest prompt its engines take, in tokens; None: not known."""
-
 
 class Tokenizer:
     """Finds the tokens of prompts.
@@ -451,14 +460,14 @@ class Tokenizer:
         workers: Workers,
         engine: EngineTokenizer,
         media: MediaTokenizer,
-        max_tokens: MaxTokens,
+        fleet: Fleet,
         metrics: Metrics,
     ) -> None:
         self._prompters = prompters
         self._workers = workers
         self._engine = engine
         self._media = media
-        self._max_tokens = max_tokens
+        self._fleet = fleet
         self._metrics = metrics
 
     async def find(self, read: Read) -> Tokenized:
@@ -525,7 +534,7 @@ class Tokenizer:
             return None
 
     def _limit(self, model: str | None, request: Request, prompter: Prompter | None) -> Limit:
-        max_tokens = self._max_tokens(model) if model is not None else None
+        max_tokens = self._fleet.offers.longest(model) if model is not None else None
         if prompter is None:
             return Limit(max_tokens=max_tokens, is_cut=is_cut(request))
         is_text = prompter.writes_text or not isinstance(request, ChatRequest)

@@ -25,6 +25,7 @@ from router.base.system import shortage
 from router.config import ForwardConfig
 from router.config.tls import Tls
 from router.replicas.health import Signs
+from router.replicas.members import Members
 from router.upstream.answer import Answer
 from router.upstream.session import (
     Connector,
@@ -97,8 +98,8 @@ class Upstream:
     """The pooled client to all replicas. Use as an async context manager.
 
     Args:
-        signs_of: Signs of a replica's work. One that is seen at work may be silent for longer than
-            the deadlines say.
+        members: The replicas. One that is seen at work may be silent for longer than the deadlines
+            say. None: no sign of work counts.
         strays: Counts connections on which bytes came that no request had asked for.
         names: The addresses of their hosts; None: no other client shares them.
     """
@@ -107,14 +108,14 @@ class Upstream:
         self,
         config: ForwardConfig,
         tls: Tls | None = None,
-        signs_of: Callable[[str], Signs] = lambda name: Signs(),
+        members: Members | None = None,
         *,
         names: Names | None = None,
         strays: Strays | None = None,
     ) -> None:
         self._config = config
         self._tls = tls
-        self._signs_of = signs_of
+        self._members = members
         self._strays = strays
         self._names = names or Names()
         self._kept: HttpSession | None = None
@@ -183,7 +184,7 @@ class Upstream:
             OutOfConnections: no connection can be made here, to any replica.
         """
         self._count_connection()
-        signs = self._signs_of(replica)
+        signs = self._members.signs(replica) if self._members is not None else Signs()
         wait = self._wait_for(replica, signs, may_move_on)
         if patience is not None:
             wait.ask_after(patience_s, patience, is_patience=True)
