@@ -87,7 +87,7 @@ class Parts:
             waiting=self.waiting,
             layout_of=self.caches.index.groups_of,
             behind=self._behind,
-            on_down=self.deaths.went_down,
+            deaths=self.deaths,
         )
         self.responses = ResponseOwners()
         self.prompters = Prompters()

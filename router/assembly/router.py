@@ -47,7 +47,7 @@ def build_story(parts: Router, queue_rules: QueueRules) -> Story:
         ConfigError: the policy or one of its parameters is unknown.
     """
     turns, owners = Turns(), _owners(parts)
-    observers = Observers(failed=lambda name: parts.metrics.observer_failures.labels(name).inc())
+    observers = Observers(metrics=parts.metrics)
     place = _place(parts, observers)
     queue = _queue(parts, place, queue_rules)
     witness = Witness(parts.deaths, parts.fleet)

@@ -24,6 +24,7 @@ from router.index.behind import NOTHING_BEHIND, Behind
 from router.index.hit_length import KvLayout
 from router.replicas.candidate_state import CandidateState, state_of
 from router.replicas.cost_fit import PRIOR
+from router.replicas.deaths import Deaths
 from router.replicas.health import HealthRules
 from router.replicas.members import Load, Member, Members, Serving
 from router.replicas.replica import Candidate, Lengths, Replica, candidates_of
@@ -398,8 +399,8 @@ def _has_room(state: CandidateState, mean_requests: float, now_s: float) -> bool
     return weight >= 1.0 or state.ledger.num_requests < max(1.0, weight * mean_requests)
 
 
-def _ignore(*_: object) -> None:
-    """Do nothing about what is called."""
+def _one_group(_: CandidateId) -> None:
+    """Return that a candidate has one KV group, as far as is known."""
 
 
 def _nothing_behind(_: CandidateId) -> Behind:
@@ -418,7 +419,7 @@ class Fleet:
         waiting: Replicas and sources that have not answered yet, and why; grows and shrinks.
         layout_of: Returns a candidate's KV groups; None: it has one, or they are not known.
         behind: Returns the blocks behind a candidate's cache.
-        on_down: Called with a replica that is dead or hangs, unless it was draining, and now.
+        deaths: Informed of replicas that are dead or hang. None: nothing is recorded.
     """
 
     __slots__ = ("conversations", "load", "members", "offers")
@@ -431,9 +432,9 @@ class Fleet:
         order: Sequence[str] = (),
         conversations: Conversations | None = None,
         waiting: Mapping[str, str] | None = None,
-        layout_of: Callable[[CandidateId], KvLayout | None] = _ignore,
+        layout_of: Callable[[CandidateId], KvLayout | None] = _one_group,
         behind: Callable[[CandidateId], Behind] = _nothing_behind,
-        on_down: Callable[[str, float], None] = _ignore,
+        deaths: Deaths | None = None,
     ) -> None:
         self.conversations = Conversations() if conversations is None else conversations
         self.members = Members(
@@ -441,7 +442,7 @@ class Fleet:
             prior=prior,
             order=order,
             conversations=self.conversations,
-            on_down=on_down,
+            deaths=deaths,
         )
         self.offers = Offers(self.members, {} if waiting is None else waiting)
         self.load = Load(self.members, self.conversations, layout_of, behind)

@@ -26,6 +26,7 @@ from router.index.hit_length import KvLayout, capacity_tokens
 from router.records.record import Outcome
 from router.replicas.candidate_state import CandidateState, CandidateStatus, EngineLoad
 from router.replicas.cost_fit import CostFit, Speed
+from router.replicas.deaths import Deaths
 from router.replicas.health import Health, HealthRules, HealthState, ProbeFailure, Signs
 from router.replicas.ledger import Booking, Lease
 from router.replicas.replica import Candidate, Lengths, Replica, ServedModel, candidates_of
@@ -64,10 +65,11 @@ class Members:
     Args:
         order: Names; the replicas of these come first, in this order.
         conversations: Those at a candidate end when it is removed.
-        on_down: Called with a replica that is dead or hangs, unless it was draining, and now.
+        deaths: Informed of replicas that are dead or hang, unless they were draining. None: nothing
+            is recorded.
     """
 
-    __slots__ = ("_conversations", "_fits", "_on_down", "_order", "_prior", "by_name", "can_answer",
+    __slots__ = ("_conversations", "_deaths", "_fits", "_order", "_prior", "by_name", "can_answer",
                  "evacuations", "is_split", "lacking", "once_changed", "replicas", "restricted",
                  "rules", "served", "serving", "states")  # fmt: skip
 
@@ -78,14 +80,14 @@ class Members:
         prior: CostModel,
         order: Sequence[str],
         conversations: Conversations,
-        on_down: Callable[[str, float], None],
+        deaths: Deaths | None,
     ) -> None:
         self.rules = rules
         self._prior = prior
         self._fits: dict[tuple[str, str], CostFit] = {}  # by model and label
         self._order = {name: position for position, name in enumerate(order)}
         self._conversations = conversations
-        self._on_down = on_down
+        self._deaths = deaths
         self.by_name: dict[str, Member] = {}
         self.states: dict[CandidateId, CandidateState] = {}
         self.replicas: tuple[Replica, ...] = ()
@@ -263,8 +265,9 @@ class Members:
         self.restrict(name)
         if member.health.is_down and not member.replica.is_awake:
             self.set_sleep(name, asleep=False, paused=False)  # it will say so when it is back
-        if member.health.is_down and not was_down and not member.replica.draining:
-            self._on_down(name, now_s)
+        is_new = member.health.is_down and not was_down and not member.replica.draining
+        if is_new and self._deaths is not None:
+            self._deaths.went_down(name, now_s)
         self.changed()
 
     def restrict(self, name: str) -> None:

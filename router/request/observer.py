@@ -32,6 +32,7 @@ from multidict import CIMultiDict
 
 from router.api.answers import Usage
 from router.base.supervisor import described
+from router.metrics import Metrics
 from router.records.record import DecisionRecord, Outcome
 from router.request.results import Passage, Placement, Plan, Prompt, Read, Sent, Tries
 
@@ -134,16 +135,16 @@ _P = ParamSpec("_P")
 class Calls(Generic[_P]):
     """One method of all observers that override it; false if none does."""
 
-    __slots__ = ("_base", "_failed", "_methods")
+    __slots__ = ("_base", "_methods", "_observers")
 
     def __init__(
         self,
         base: Callable[Concatenate[Any, _P], object],
-        failed: Callable[[object, Exception], None],
+        observers: Observers,
     ) -> None:
         self._base = base
         self._methods: list[Callable[_P, object]] = []
-        self._failed = failed
+        self._observers = observers
 
     def add(self, observer: Observer) -> None:
         """Call an observer, too, if it overrides the method."""
@@ -159,32 +160,30 @@ class Calls(Generic[_P]):
             try:
                 method(*args, **kwargs)
             except Exception as exc:
-                self._failed(method, exc)
+                self._observers.raised(method, exc)
 
 
 class Observers:
     """All observers, called one after the other in their order.
 
     Args:
-        failed: Called with the name of an observer's class each time that it raises.
+        metrics: Count what observers raise, by the name of their class. None: it is only logged.
     """
 
-    def __init__(
-        self, observers: Iterable[Observer] = (), failed: Callable[[str], None] = lambda name: None
-    ) -> None:
-        self._count = failed
+    def __init__(self, observers: Iterable[Observer] = (), metrics: Metrics | None = None) -> None:
+        self._metrics = metrics
         self._logged: set[str] = set()
-        self.read = Calls(Observer.read, self._raised)
-        self.leased = Calls(Observer.leased, self._raised)
-        self.sent = Calls(Observer.sent, self._raised)
-        self.first_token = Calls(Observer.first_token, self._raised)
-        self.released = Calls(Observer.released, self._raised)
-        self.failed = Calls(Observer.failed, self._raised)
-        self.refused = Calls(Observer.refused, self._raised)
-        self.counted = Calls(Observer.counted, self._raised)
-        self.ended = Calls(Observer.ended, self._raised)
-        self.settled = Calls(Observer.settled, self._raised)
-        self.recorded = Calls(Observer.recorded, self._raised)
+        self.read = Calls(Observer.read, self)
+        self.leased = Calls(Observer.leased, self)
+        self.sent = Calls(Observer.sent, self)
+        self.first_token = Calls(Observer.first_token, self)
+        self.released = Calls(Observer.released, self)
+        self.failed = Calls(Observer.failed, self)
+        self.refused = Calls(Observer.refused, self)
+        self.counted = Calls(Observer.counted, self)
+        self.ended = Calls(Observer.ended, self)
+        self.settled = Calls(Observer.settled, self)
+        self.recorded = Calls(Observer.recorded, self)
         self._all: list[Observer] = []
         self._listening: list[Observer] = []
         for each in observers:
@@ -205,7 +204,7 @@ class Observers:
             try:
                 observer.close()
             except Exception as exc:
-                self._raised(observer.close, exc)
+                self.raised(observer.close, exc)
 
     def listeners(self, passage: Passage) -> list[Callable[[bytes], None]]:
         """Return what takes the bytes of an answer."""
@@ -214,7 +213,7 @@ class Observers:
             try:
                 take = observer.listen(passage)
             except Exception as exc:
-                self._raised(observer.listen, exc)
+                self.raised(observer.listen, exc)
             else:
                 if take is not None:
                     found.append(self._guarded(observer, take))
@@ -233,14 +232,15 @@ class Observers:
                     take(chunk)
                 except Exception as exc:
                     has_failed = True
-                    self._raised(observer.listen, exc)
+                    self.raised(observer.listen, exc)
 
         return listen
 
-    def _raised(self, method: object, exc: Exception) -> None:
+    def raised(self, method: object, exc: Exception) -> None:
         """Count what an observer raised, and log it the first time."""
         name = type(getattr(method, "__self__", method)).__name__
-        self._count(name)
+        if self._metrics is not None:
+            self._metrics.observer_failures.labels(name).inc()
         if name not in self._logged:
             self._logged.add(name)
             called = getattr(method, "__name__", "")
