@@ -79,7 +79,6 @@ class Cluster:
                 metrics=parts.metrics,
             )
             discovery.streams.sharing = self.sharing
-            parts.metrics.watch_sharing(self.sharing.state)
 
 
 def _shares(

@@ -70,5 +70,3 @@ class Discovery:
             waiting=parts.waiting,
             count=lambda source, result: metrics.discovery.labels(source, result).inc(),
         )
-        if self.replica_sources:
-            metrics.watch_sources(self.sources.states)

@@ -24,6 +24,7 @@ from router.discovery.status import Status
 from router.http.admin import Guard
 from router.http.part import ObserverPart
 from router.http.server import Listener
+from router.metrics.families import CANDIDATE, MODEL, POOL, SHARING, SOURCE
 from router.pool.pools import PoolStatus
 from router.request.match import Matcher
 from router.request.observer import Observers
@@ -294,8 +295,13 @@ class Router(Parts):
             sharing=self.cluster.sharing,
             sources=self.discovery.sources.states,
         )
-        self.metrics.watch(self.status)
-        self.metrics.watch_models(lambda: self.fleet.offers.available(time.monotonic()))
+        status, watch = self.status, self.metrics.watch
+        watch(CANDIDATE, lambda: status.candidates().items())
+        watch(MODEL, lambda: self.fleet.offers.available(time.monotonic()))
+        watch(POOL, lambda: [(each["name"], each) for each in status.pools()])
+        watch(SOURCE, lambda: [(each["name"], each) for each in status.sources()])
+        if (sharing := self.cluster.sharing) is not None:
+            watch(SHARING, lambda: [(None, sharing.state())])
 
     def _add_observers(self) -> None:
         """Build the parts of all folders, in their order, and add their observers.

@@ -271,23 +271,22 @@ def _rows(replica: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         yield replica["name"], url, used, "-", "-", "-", "-"
         return
     for rank in replica["ranks"]:
-        status = rank["status"]
-        reason = rank["reason"] or replica.get("warning") or ""
+        reason = rank["cache_reason"] or replica.get("warning") or ""
         reason = f": {reason}" if reason else ""
         yield (
-            status["id"],
+            rank["id"],
             url,
-            _unused(replica, status["state"], status["reason"]) or _use(replica),
+            _unused(replica, rank["state"], rank["reason"]) or _use(replica),
             f"{rank['cache']}{reason}",
-            str(status["num_requests"]),
-            f"{status['queue_ms']:,.0f}",
+            str(rank["num_requests"]),
+            f"{rank['queue_ms']:,.0f}",
             f"{rank['num_gpu_blocks']:,}",
         )
 
 
 def _use(replica: dict[str, Any]) -> str:
     """Return what a replica that is up is used for: its role, unless it is both."""
-    role = replica["replica"].get("role", "both")  # a router of an older build says nothing
+    role = replica["replica"]["role"]
     return "yes" if role == "both" else f"yes: {role}"
 
 
@@ -301,6 +300,6 @@ def _unused(replica: dict[str, Any], state: str, reason: str = "") -> str:
         return ""
     if state == "draining" and (left := replica.get("evacuation")):
         return f"no: draining, {_left(left)}"
-    from router.replicas.state import ON_PURPOSE  # late: `--help` should not wait for it
+    from router.replicas.candidate_state import ON_PURPOSE  # late: `--help` should not wait for it
 
     return f"no: {state}" if state in ON_PURPOSE or not reason else f"no: {state}, {reason}"

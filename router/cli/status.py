@@ -68,24 +68,13 @@ def status(admin: Admin) -> None:
     except click.ClickException as exc:
         exc.show()
         sys.exit(2)
-    wrong = list(degraded(state))
-    if admin.as_json:
-        echo_json(state | {"degraded": wrong})
-    else:
-        click.echo(report(state, wrong).rstrip("\n"))
-    sys.exit(1 if wrong else 0)
+    echo_json(state) if admin.as_json else click.echo(report(state).rstrip("\n"))
+    sys.exit(1 if state["degraded"] else 0)
 
 
-def degraded(state: State) -> Iterator[str]:
-    """Yield what does not work as it should, one line each."""
-    from router.observers.live import degraded as found  # late: `--help` should not wait for it
-
-    yield from map(one_line, found.degraded(state))
-
-
-def report(state: State, wrong: list[str]) -> str:
+def report(state: State) -> str:
     """Draw a state."""
-    console = drawing()
+    console, wrong = drawing(), state["degraded"]
     console.print(traffic_line(state), style="bold")
     console.print(headline(state, console.width))
     console.print()
@@ -100,7 +89,7 @@ def report(state: State, wrong: list[str]) -> str:
     if not wrong:
         console.print("all is well", style="green")
     for text in wrong[:_MAX_SAID]:
-        console.print(f"✗ {text}", style="red")
+        console.print(f"✗ {one_line(text)}", style="red")
     if len(wrong) > _MAX_SAID:
         console.print(f"and {len(wrong) - _MAX_SAID:,} more", style="red")
     return drawn(console)
@@ -173,7 +162,7 @@ def _moment(at_s: float) -> str:
 def overfull(state: State) -> Iterator[str]:
     """Yield a line on replicas that have more live sessions than fit into their caches."""
     full = [
-        f"{each['name']} ({each['live_fill']:.0%})"
+        f"{each['id']} ({each['live_fill']:.0%})"
         for each in state["replicas"]["shown"]
         if (each["live_fill"] or 0.0) > 1.0
     ]
@@ -202,13 +191,13 @@ def replica_table(state: State, console: Console) -> Table:
         cache = "no-events" if is_idle(each) else each["cache"]
         rows.append(
             [
-                each["name"],
+                each["id"],
                 Text(each["state"], _COLOURS.get(each["state"], "yellow")),
                 Text(cache, _COLOURS.get(cache, "")),
                 Text(bar(each["live_fill"]), "red" if (each["live_fill"] or 0.0) > 1.0 else ""),
-                f"{each['sessions']:,}",
+                f"{each['num_sessions']:,}",
                 share(each["cache_fill"] or 0.0, each["cache_fill"] is not None),
-                f"{each['requests']:,}",
+                f"{each['num_requests']:,}",
                 cell_of_duration(each["queue_ms"]),
                 f"{each['right'] / each['audited']:.1%}" if each["audited"] else "-",
             ]

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -36,7 +36,7 @@ from router.cluster.redis_connection import Subscription
 from router.cluster.redis_store import RedisStore, StoreFacts
 from router.cluster.shares import OrderShare, PoolShare, RecordShare
 from router.index.cache_view import CacheView
-from router.metrics import Metrics, SharingState
+from router.metrics import Metrics
 
 BURST_S: Final = 0.002
 """Shortest pause between two messages: requests that begin within it travel together. The first one
@@ -253,18 +253,20 @@ class Sharing:
             on_held=self._held,
         )
 
-    def state(self) -> SharingState:
-        """Describe it for /metrics and the admin API."""
+    def state(self) -> dict[str, Any]:
+        """Describe it for every view."""
         roles = {
             each.candidate: "leading" if each.is_writing else "direct"
             for each in self.writer.streams
         }
-        num_streams = Counter(roles.values())
-        return SharingState(
-            is_up=self.link.is_up,
-            num_routers=self.keeper.num_routers if self.link.is_up else 1,
-            num_streams={role: num_streams[role] for role in ("leading", "direct")},
-            counts={
+        return {
+            "state": "shared" if self.link.is_up else "degraded",
+            "reason": self.link.reason,
+            "redis": _server(self.facts) if self.facts is not None else None,  # or was last
+            "routers": self.keeper.num_routers if self.link.is_up else 1,  # this one included
+            "roles": dict(sorted(roles.items())),
+            "num_streams": {"leading": 0, "direct": 0} | Counter(roles.values()),
+            "counts": {
                 "outages": self.link.num_outages,
                 "deltas_written": self.writer.num_deltas,
                 "deltas_refused": self.writer.num_refused,
@@ -272,10 +274,7 @@ class Sharing:
                 "snapshots": self.loader.num_loads,
                 "garbage": self.store.num_garbage + self._peers.notes.num_garbage,
             },
-            reason=self.link.reason,
-            redis=_server(self.facts) if self.facts is not None else None,
-            roles=dict(sorted(roles.items())),
-        )
+        }
 
     # -- life --------------------------------------------------------------------------------
 

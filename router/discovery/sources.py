@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from router.base.errors import ConfigError
 from router.config import check_pool, check_replica
 from router.config.hosts import HostRules
 from router.discovery.status import UNDISCOVERED, Waiting
-from router.metrics import SourceState
 from router.replicas.replica import Found
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,16 @@ class Source(Protocol):
 
     async def run(self, sink: Sources) -> None:
         """Report answers and failures until cancelled."""
+
+
+class SourceState(Struct, frozen=True, kw_only=True):
+    """How a source of replicas stands."""
+
+    name: str
+    num_replicas: int  # of its last good answer
+    reason: str  # why its last answer was not followed; empty: it was
+    age_s: float | None  # of its last good answer; None: there was none
+    not_followed: dict[str, str]  # address -> why
 
 
 class Sources:

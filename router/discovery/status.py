@@ -1,4 +1,11 @@
-"""The state of the replicas, for /metrics, /readyz and the admin API."""
+"""What a router knows of its replicas, of pools and of other routers: each fact is named once.
+
+Every view is made of these records:
+
+    GET /admin/replicas, /admin/pool, `warmroute replicas`           all of it
+    GET /admin/state, the live page, `warmroute status`              `router.observers.live`
+    GET /metrics                                                     `router.metrics.families`
+"""
 
 from __future__ import annotations
 
@@ -6,16 +13,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from policies.view import CandidateId
+from router.base.messages import Evacuation
 from router.cluster.sharing import Sharing
 from router.index.cache_view import CacheView
-from router.index.candidate_stream import CandidateStream
-from router.metrics import PoolState, SourceState
 from router.pool.pools import PoolStatus
-from router.replicas.candidate_state import CandidateStatus
+from router.replicas.candidate_state import ON_PURPOSE, CandidateStatus
 from router.replicas.fleet import Fleet
 from router.replicas.registry import Registry
 from router.replicas.replica import candidates_of
-from router.replicas.state import RankState, ReplicaState
 
 Waiting = dict[str, str]
 """Replica or source name -> why it is not usable (yet), in the configuration's order."""
@@ -23,9 +32,11 @@ Waiting = dict[str, str]
 UNDISCOVERED: Final = "not discovered yet"
 """The reason until the first attempt to discover it has ended."""
 
+State = dict[str, Any]
+
 
 class Status:
-    """Describes every replica now, found or not."""
+    """Describes everything now."""
 
     def __init__(
         self,
@@ -36,95 +47,108 @@ class Status:
         waiting: Waiting,
         pools: PoolStatus,
         sharing: Sharing | None,
-        sources: Callable[[], Sequence[SourceState]] = tuple,
+        sources: Callable[[], Sequence[Struct]] = tuple,
     ) -> None:
         self._registry = registry
         self._fleet = fleet
         self._caches = caches
         self._waiting = waiting
-        self.pools = pools
+        self._pools = pools
         self._sharing = sharing
         self._sources = sources
 
-    def statuses(self) -> tuple[CandidateStatus, ...]:
+    def loads(self) -> tuple[CandidateStatus, ...]:
         """Describe the load of every candidate."""
         now_s = time.monotonic()
         self._fleet.conversations.expire(now_s)
         return self._fleet.load.status(now_s)
 
-    def rank(self, status: CandidateStatus) -> RankState:
-        """Describe a candidate, for every view; its load was described just now."""
-        id_, fleet, caches = status.id, self._fleet, self._caches
-        replica, stream = fleet.members.replica(status.replica), caches.stream(id_)
-        cache, reason = caches.state_and_reason(id_)
-        now_s = time.monotonic()
-        is_up = fleet.members.is_up(status.replica, now_s)
-        return RankState(
-            replica=replica,
-            may_be_chosen=is_up and replica.is_offered,
-            has_several_engines=fleet.members.has_several(status.replica, now_s),
-            status=status,
-            cache=cache,
-            reason=reason,
-            contract=stream.contract if stream is not None else None,
-            num_gpu_blocks=caches.index.num_blocks(id_, "gpu"),
-            num_cpu_blocks=caches.index.num_blocks(id_, "cpu"),
-            trust=caches.trust(id_),
-            cpu_trust=caches.cpu_trust(id_),
-            not_understood=sorted(stream.unknown) if stream is not None else [],
-            drops_last_block=id_ in caches.index.dropping,
-            num_sessions=fleet.conversations.working_set(id_).num_sessions,
-            num_live_tokens=round(fleet.conversations.working_set(id_).num_expected_tokens),
-            capacity_tokens=fleet.load.capacity_tokens(id_),
-            reads_pool=self.pools.reads(id_),
-            events=_event_counts(stream) if stream is not None else {},
-        )
-
-    def rank_states(self) -> Iterator[RankState]:
-        """Describe every candidate, for /metrics."""
-        return map(self.rank, self.statuses())
-
-    def replicas(self) -> Iterator[ReplicaState]:
-        """Describe every replica; those never reached included."""
-        statuses = {status.id: status for status in self.statuses()}
-        found = {replica.name: replica for replica in self._fleet.members.replicas}
-        for entry in self._registry.entries:
-            replica, evacuation = found.get(entry.name), entry.evacuation
-            candidates = candidates_of(replica) if replica is not None else ()
-            yield ReplicaState(
-                entry=entry,
-                left_s=None if evacuation is None else max(0.0, evacuation.until - time.time()),
-                replica=replica,
-                waiting_for=self._waiting.get(entry.name, UNDISCOVERED),
-                ranks=[self.rank(statuses[each.id]) for each in candidates],
-            )
-
-    def pool_states(self) -> Sequence[PoolState]:
-        """Describe the shared pools, for /metrics."""
-        return self.pools.states(time.monotonic())
-
-    def sharing(self) -> dict[str, Any] | None:
-        """Describe the connection to Redis and to other routers; None: there is no Redis."""
-        if self._sharing is None:
-            return None
-        state = self._sharing.state()
+    def candidate(self, load: CandidateStatus) -> State:
+        """Describe a candidate whose load was described just now. None: not known."""
+        id_, fleet, caches, now_s = load.id, self._fleet, self._caches, time.monotonic()
+        replica, stream = fleet.members.replica(load.replica), caches.stream(id_)
+        held, capacity = fleet.conversations.working_set(id_), fleet.load.capacity_tokens(id_)
+        cache, why_not_exact = caches.state_and_reason(id_)
+        num_blocks = caches.index.num_blocks(id_, "gpu")
         return {
-            "state": "shared" if state.is_up else "degraded",
-            "reason": state.reason,
-            "redis": state.redis,
-            "routers": state.num_routers,
-            "roles": state.roles,
+            **asdict(load),
+            "model": replica.base_model,
+            "role": replica.role,
+            "may_be_chosen": fleet.members.is_up(load.replica, now_s) and replica.is_offered,
+            "withheld": {  # why it gets no new requests -> whether that is so
+                **{name: getattr(replica, name) for name in ON_PURPOSE},
+                "stalled": load.state == "stalled",
+            },
+            "has_several_engines": fleet.members.has_several(load.replica, now_s),  # in turn
+            "publishes_events": replica.publishes_events,
+            "caches_prefixes": replica.caches_prefixes,
+            "cache": cache,  # how well it is known: exact | degraded | blind
+            "cache_reason": why_not_exact,
+            "contract": stream.contract if stream is not None else None,
+            "num_gpu_blocks": num_blocks,  # in the index
+            "num_cpu_blocks": caches.index.num_blocks(id_, "cpu"),
+            "cache_fill": num_blocks / replica.num_blocks if replica.num_blocks else None,
+            "trust": caches.trust(id_),  # share of recent predictions that were right, 1.0 at first
+            "cpu_trust": caches.cpu_trust(id_),  # the same of its cpu tier
+            "not_understood": sorted(stream.unknown) if stream is not None else [],  # prompt kinds
+            "drops_last_block": id_ in caches.index.dropping,  # of each hit (EAGLE, MTP)
+            "num_sessions": held.num_sessions,  # conversations that are alive there
+            "live_fill": round(held.num_expected_tokens) / capacity if capacity else None,
+            "reads_pool": self._pools.reads(id_),  # None: there is no pool
+            "events": stream.counters.by_name() if stream is not None else {},
         }
 
-    def sources(self) -> Sequence[SourceState]:
+    def candidates(self) -> dict[CandidateId, State]:
+        """Describe every candidate."""
+        return {load.id: self.candidate(load) for load in self.loads()}
+
+    def replicas(self) -> Iterator[State]:
+        """Describe every replica; those never reached included."""
+        candidates = self.candidates()
+        found = {replica.name: replica for replica in self._fleet.members.replicas}
+        for entry in self._registry.entries:
+            replica = found.get(entry.name)
+            ids = [each.id for each in candidates_of(replica)] if replica is not None else []
+            ranks = [candidates[id_] for id_ in ids]
+            fields: State = {
+                "name": entry.name,
+                "url": entry.replica.url,
+                "draining": entry.draining,
+                "leaving": entry.leaving,
+            }
+            if entry.source is not None:
+                fields |= {"source": entry.source, "ready": entry.is_ready}
+            if entry.evacuation is not None:
+                fields["evacuation"] = _evacuation(entry.evacuation, ranks)
+            if replica is None:
+                fields["waiting_for"] = self._waiting.get(entry.name, UNDISCOVERED)
+            else:
+                ports = replica.event_ports
+                warning = ports.why_doubtful() if ports is not None else None
+                fields |= {"replica": replica, "warning": warning, "ranks": ranks}
+            yield fields
+
+    def sharing(self) -> State | None:
+        """Describe the connection to Redis and to other routers; None: there is no Redis."""
+        return self._sharing.state() if self._sharing is not None else None
+
+    def sources(self) -> list[State]:
         """Describe where replicas are looked for."""
-        return self._sources()
+        return [asdict(each) for each in self._sources()]
+
+    def pools(self) -> list[State]:
+        """Describe the shared pools."""
+        return self._pools.describe(time.monotonic())
 
 
-def _event_counts(stream: CandidateStream) -> dict[str, int]:
-    """Count what happened to a stream's events; `num_` cut off: labels of one metric."""
-    return _unprefixed(stream.counters.by_name())
-
-
-def _unprefixed(counts: dict[str, int]) -> dict[str, int]:
-    return {name.removeprefix("num_"): count for name, count in counts.items()}
+def _evacuation(evacuation: Evacuation, ranks: Sequence[State]) -> State:
+    """Describe how far it is. It is over if nothing is there that could stay."""
+    num_sessions = sum(rank["num_sessions"] for rank in ranks)
+    num_requests = sum(rank["num_requests"] for rank in ranks)
+    left_s = max(0.0, evacuation.until - time.time())
+    return {
+        "sessions": num_sessions,
+        "requests": num_requests,
+        "left_s": round(left_s, 3),
+        "is_over": not num_requests and (not num_sessions or not left_s),
+    }

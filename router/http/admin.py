@@ -235,14 +235,14 @@ class ReplicaPages:
     async def _replicas(self, _: web.Request) -> web.Response:
         return json_answer(
             {
-                "replicas": [each.shown() for each in self._status.replicas()],
+                "replicas": list(self._status.replicas()),
                 "sharing": self._status.sharing(),
                 "sources": self._status.sources(),
             }
         )
 
     async def _pool(self, _: web.Request) -> web.Response:
-        pools = self._status.pools.describe(time.monotonic())
+        pools = self._status.pools()
         return json_answer({"pool": pools[0] if len(pools) == 1 else None, "pools": pools})
 
     async def _add(self, request: web.Request) -> web.Response:

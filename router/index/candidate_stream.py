@@ -143,10 +143,11 @@ class StreamCounters(Struct):
     blocks: BlockCounters = msgspec.field(default_factory=BlockCounters)
 
     def by_name(self) -> dict[str, int]:
-        """Return all counts, by name."""
+        """Return all counts, by name without `num_`."""
         counts = msgspec.structs.asdict(self)
         history, blocks = counts.pop("history"), counts.pop("blocks")
-        return counts | msgspec.structs.asdict(history) | msgspec.structs.asdict(blocks)
+        counts |= msgspec.structs.asdict(history) | msgspec.structs.asdict(blocks)
+        return {name.removeprefix("num_"): count for name, count in counts.items()}
 
 
 StreamState = Literal["exact", "degraded", "blind"]

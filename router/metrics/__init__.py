@@ -8,18 +8,6 @@ Labels come from small closed sets: replica names, states, tiers, reasons.
 `docs/reference/every-metric.md` is generated from these tables.
 """
 
-from router.metrics.families import (
-    PoolState,
-    SharingState,
-    SourceState,
-    StateSource,
-)
 from router.metrics.instruments import Metrics
 
-__all__ = [
-    "Metrics",
-    "PoolState",
-    "SharingState",
-    "SourceState",
-    "StateSource",
-]
+__all__ = ["Metrics"]

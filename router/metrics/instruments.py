@@ -16,17 +16,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import Metric
 
 from router.metrics.counting import Counter, Histogram
-from router.metrics.families import (
-    MODEL,
-    POOL,
-    REPLICA,
-    SHARING,
-    SOURCE,
-    Families,
-    SharingState,
-    SourceState,
-    StateSource,
-)
+from router.metrics.families import Families, Family, S
 
 _SLICE_S: Final = 0.002
 _NUM_SAMPLES: Final = 200  # written in one piece: 1 ms
@@ -273,23 +263,11 @@ class Metrics(Instruments):
         """Count a follower that failed and starts again."""
         self.follower_failures.labels(follower).inc()
 
-    def watch(self, source: StateSource) -> None:
-        """Read the gauges of replicas and of the pool from `source` at every scrape."""
-        self.registry.register(Families(REPLICA, source.rank_states))
-
-        self.registry.register(Families(POOL, lambda: source.pool_states() or None))
-
-    def watch_models(self, describe: Callable[[], Iterable[tuple[str, int]]]) -> None:
-        """Read how many replicas take requests for each base model at every scrape."""
-        self.registry.register(Families(MODEL, describe))
-
-    def watch_sharing(self, describe: Callable[[], SharingState]) -> None:
-        """Read what is known of Redis and of other routers at every scrape."""
-        self.registry.register(Families(SHARING, lambda: [describe()]))
-
-    def watch_sources(self, describe: Callable[[], Iterable[SourceState]]) -> None:
-        """Read the states of sources of replicas at every scrape."""
-        self.registry.register(Families(SOURCE, describe))
+    def watch(
+        self, table: Sequence[Family[S]], describe: Callable[[], Iterable[tuple[str | None, S]]]
+    ) -> None:
+        """Read a table from the named states that `describe` returns at every scrape."""
+        self.registry.register(Families(table, describe))
 
     def render(self) -> bytes:
         """Render the text exposition format."""

@@ -20,7 +20,7 @@ from policies.view import CandidateId
 from router.base.contracts import BlockKey
 from router.base.host_names import Names
 from router.config import MooncakeConfig, ReplicaConfig, pool_of
-from router.metrics import Metrics, PoolState
+from router.metrics import Metrics
 from router.pool.catalog import PoolCatalog
 from router.pool.follower import PoolFollower
 from router.pool.layouts import names_in_keys
@@ -153,12 +153,8 @@ class PoolStatus:
         self._pools = pools
         self._fleet = fleet
 
-    def states(self, now_s: float) -> list[PoolState]:
-        """Describe them for /metrics."""
-        return [self._state(pool, now_s) for pool in self._pools.values()]
-
     def describe(self, now_s: float) -> list[dict[str, Any]]:
-        """Describe them for people: /admin/pool."""
+        """Describe them for every view. None: not known."""
         return [self._described(pool, now_s) for pool in self._pools.values()]
 
     def reads(self, candidate: CandidateId) -> bool | None:
@@ -168,28 +164,14 @@ class PoolStatus:
         is_member = self._fleet.members.replica(candidate.partition("#")[0]).pool is not None
         return is_member and self._pools.readers.reads(candidate)
 
-    def _state(self, pool: Pool, now_s: float) -> PoolState:
-        catalog = pool.catalog
-        bytes_per_token = dict(self._bytes_per_token(pool))
-        counts = asdict(catalog.counters)
-        return PoolState(
-            name=pool.name,
-            is_up=catalog.is_up,
-            num_blocks={model: len(found) for model, found in catalog.directories.items()},
-            counts={name.removeprefix("num_"): count for name, count in counts.items()},
-            listing_age_s=None if catalog.listed_s is None else now_s - catalog.listed_s,
-            allocated_bytes=catalog.figures.allocated_bytes if catalog.figures else None,
-            capacity_bytes=catalog.figures.capacity_bytes if catalog.figures else None,
-            bytes_per_token=bytes_per_token,
-            fetch_bytes_per_s=dict(self._fetch_speeds(pool, bytes_per_token, now_s)),
-        )
-
     def _described(self, pool: Pool, now_s: float) -> dict[str, Any]:
-        catalog, state = pool.catalog, self._state(pool, now_s)
+        catalog, figures = pool.catalog, pool.catalog.figures
         members = {replica.name for replica in self._members(pool)}
+        bytes_per_token = dict(self._bytes_per_token(pool))
         detached = self._pools.readers.detached()
+        counts = asdict(catalog.counters)
         return {
-            "name": pool.name,
+            "name": pool.name,  # "": the only one
             "master": pool.master.url,
             "state": "up" if catalog.is_up else "lost",
             "reason": catalog.reason,
@@ -198,18 +180,18 @@ class PoolStatus:
                     "num_blocks": len(directory),
                     "key_pattern": layout.text if layout is not None else None,
                     "num_ranks": layout.num_ranks if layout is not None else None,
-                    "bytes_per_token": state.bytes_per_token.get(model),
+                    "bytes_per_token": bytes_per_token.get(model),  # of KV cache, mean
                 }
                 for model, directory in catalog.directories.items()
                 for layout in (catalog.layouts.get(model),)
             },
             "replicas": sorted(members),
             "detached": [each for each in detached if each.partition("#")[0] in members],
-            "listing_age_s": state.listing_age_s,
-            "allocated_bytes": state.allocated_bytes,
-            "capacity_bytes": state.capacity_bytes,
-            "fetch_bytes_per_s": state.fetch_bytes_per_s,
-            "counts": state.counts,
+            "listing_age_s": None if catalog.listed_s is None else now_s - catalog.listed_s,
+            "allocated_bytes": figures.allocated_bytes if figures is not None else None,
+            "capacity_bytes": figures.capacity_bytes if figures is not None else None,
+            "fetch_bytes_per_s": dict(self._fetch_speeds(pool, bytes_per_token, now_s)),
+            "counts": {name.removeprefix("num_"): count for name, count in counts.items()},
         }
 
     def _members(self, pool: Pool) -> list[Replica]:

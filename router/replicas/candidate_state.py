@@ -9,6 +9,8 @@ be as long as those in the ledger.
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -23,6 +25,9 @@ _MEAN_DECAY = 0.9
 ENGINE_LOAD_MAX_AGE_S = 15.0
 
 _MIN_TOKENS = 20  # of a reading, to learn inter-token latency
+
+ON_PURPOSE: Final = ("draining", "asleep", "paused")
+"""States in which a replica gets no new requests, and nothing is wrong with it."""
 
 _BUSY_KEPT_S = 0.1  # computing it each time would be a sixth of `Load.views`
 

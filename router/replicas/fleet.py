@@ -22,13 +22,12 @@ from policies.view import CandidateId, CostModel
 from router.base.errors import NoReplicaAvailable, RouterError, UnknownModel
 from router.index.behind import NOTHING_BEHIND, Behind
 from router.index.hit_length import KvLayout
-from router.replicas.candidate_state import CandidateState, state_of
+from router.replicas.candidate_state import ON_PURPOSE, CandidateState, state_of
 from router.replicas.cost_fit import PRIOR
 from router.replicas.deaths import Deaths
 from router.replicas.health import HealthRules
 from router.replicas.members import Load, Member, Members, Serving
 from router.replicas.replica import Candidate, Lengths, Replica, candidates_of
-from router.replicas.state import ON_PURPOSE
 from router.scheduling.conversations import Conversations
 
 _MAX_RETRY_AFTER_S = 30.0

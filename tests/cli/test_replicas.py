@@ -78,8 +78,8 @@ def test_an_empty_fleet_says_what_to_do() -> None:
 
 def test_what_is_out_says_why() -> None:
     """Leaving, or out by its health; markup in a reason is text."""
-    status = {"id": "r1", "state": "down", "reason": "probe [refused]", "num_requests": 0}
-    rank = {"status": status | {"queue_ms": 0.0}, "cache": "blind", "reason": "no events yet"}
+    rank = {"id": "r1", "state": "down", "reason": "probe [refused]", "num_requests": 0}
+    rank |= {"queue_ms": 0.0, "cache": "blind", "cache_reason": "no events yet"}
     replica = {"name": "r1", "url": "http://x", "draining": False, "leaving": False}
     replica |= {"ranks": [rank | {"num_gpu_blocks": 0}]}
 

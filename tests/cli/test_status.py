@@ -18,7 +18,7 @@ from policies.load import LeastLoaded
 from policies.policy import Policy
 from policies.view import Decision, Snapshot
 from router.cli import main
-from router.cli.status import degraded, report
+from router.cli.status import report
 from router.tokens.trust import Difference
 from tests.cli.states import COLUMNS, REPLICA, state
 from tests.faults.fake_engine import FakeEngine
@@ -338,26 +338,24 @@ async def test_lost_decision_records_are_degraded(tmp_path: Path) -> None:
             state(REPLICA, sharing={"state": "degraded", "reason": "no answer"}),
             "nothing is shared with other routers: no answer",
         ),
-        (state(REPLICA, pools=[{"name": "p", "up": False}]), "the pool p cannot be reached"),
-        (state(REPLICA, pools=[{"name": "", "up": False}]), "the pool cannot be reached"),
+        (state(REPLICA, pools=[{"name": "p", "state": "lost"}]), "the pool p cannot be reached"),
+        (state(REPLICA, pools=[{"name": "", "state": "lost"}]), "the pool cannot be reached"),
     ],
 )
 def test_what_is_degraded_is_said(given: dict[str, Any], said: str) -> None:
-    wrong = list(degraded(given))
-
-    assert wrong == [said]
-    assert report(given, wrong).splitlines()[-1] == f"✗ {said}"
+    assert given["degraded"] == [said]
+    assert report(given).splitlines()[-1] == f"✗ {said}"
 
 
 def test_what_is_on_purpose_is_not_degraded() -> None:
     for on_purpose in ("draining", "asleep", "paused"):
-        assert list(degraded(state(REPLICA | {"state": on_purpose}))) == []
+        assert state(REPLICA | {"state": on_purpose})["degraded"] == []
 
 
 def test_much_that_is_wrong_is_counted() -> None:
     """A line each for the first ones."""
-    many = state(*(REPLICA | {"name": f"r{n}", "state": "down"} for n in range(40)))
-    text = report(many, list(degraded(many)))
+    many = state(*(REPLICA | {"id": f"r{n}", "state": "down"} for n in range(40)))
+    text = report(many)
 
     assert "… 30 more" in text
     assert text.count("✗") == 10
@@ -366,21 +364,21 @@ def test_much_that_is_wrong_is_counted() -> None:
 
 def test_a_full_replica_is_seen() -> None:
     """The sessions that are alive need more than its cache has."""
-    (row,) = [line for line in report(state(REPLICA), []).splitlines() if line.startswith("r1")]
+    (row,) = [line for line in report(state(REPLICA)).splitlines() if line.startswith("r1")]
     unknown = state(REPLICA | {"live_fill": None, "cache_fill": None, "audited": 0})
 
     assert row.split() == [*("r1", "up", "exact", "██████125%", "2", "50%", "3", "1.5s", "90.0%")]
-    (row,) = [line for line in report(unknown, []).splitlines() if line.startswith("r1")]
+    (row,) = [line for line in report(unknown).splitlines() if line.startswith("r1")]
     assert row.split()[3:] == ["-", "2", "-", "3", "1.5s", "-"]
 
 
 def test_the_queue_says_what_is_waited_for() -> None:
     waiting = [{"waited_s": 1.5}, {"waited_s": 3.25}]
     queue = {"on": True, "waiting": 5, "for": {"tbt": 1, "room": 4}, "shown": waiting}
-    text = report(state(REPLICA, queue=queue), [])
+    text = report(state(REPLICA, queue=queue))
 
     assert "queue: 5 waiting, 4 for room, 1 for tbt; the longest for 3.2 s" in text
-    assert "queue: off" in report(state(REPLICA, queue=queue | {"on": False}), [])
+    assert "queue: off" in report(state(REPLICA, queue=queue | {"on": False}))
 
 
 def test_tokens_are_of_the_last_minutes() -> None:
@@ -393,19 +391,19 @@ def test_tokens_are_of_the_last_minutes() -> None:
 
     assert (
         "tokens of the last 1 minute: 636, 49% cached, 41% new, 11% computed again: moved 69"
-        in report(given, [])
+        in report(given)
     )
 
 
 def test_markup_in_a_reason_is_text() -> None:
     given = state(REPLICA | {"state": "down", "reason": "[red]x[/red]"})
 
-    assert report(given, list(degraded(given))).count("[red]x[/red]") == 1
+    assert report(given).count("[red]x[/red]") == 1
 
 
 def test_it_says_which_caches_are_too_small() -> None:
     """Nothing is degraded; but sessions evict each other."""
-    text = report(state(REPLICA, REPLICA | {"name": "r2", "live_fill": 0.8}), [])
+    text = report(state(REPLICA, REPLICA | {"id": "r2", "live_fill": 0.8}))
 
     said = " ".join(text.split())
     assert "! live sessions need more than the KV cache of r1 (125%): add replicas" in said

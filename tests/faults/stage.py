@@ -281,7 +281,7 @@ class Stage:
     def roles(self) -> dict[str, str]:
         """Return how this router follows each candidate."""
         assert self.router.cluster.sharing is not None
-        return self.router.cluster.sharing.state().roles
+        return self.router.cluster.sharing.state()["roles"]
 
     # -- waiting -----------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ async def test_a_truncated_replay_is_accepted() -> None:
         assert (lost.predicted, lost.reported > 0) == (0, True)
         assert known.predicted == known.reported > 0
         described = (await stage.admin("/admin/replicas")).json()["replicas"][0]
-        assert described["ranks"][0]["reason"] == "history before the router joined is lost"
+        assert described["ranks"][0]["cache_reason"] == "history before the router joined is lost"
 
 
 async def test_a_late_router_regains_lost_history_by_the_turns_it_sends() -> None:
@@ -184,8 +184,8 @@ async def test_an_event_endpoint_without_a_publisher_is_said_once(
             rank = (await stage.admin("/admin/replicas")).json()["replicas"][0]["ranks"][0]
 
             assert rank["cache"] == "blind"
-            assert flag in rank["reason"]
-            assert why in rank["reason"]
+            assert flag in rank["cache_reason"]
+            assert why in rank["cache_reason"]
             assert stage.log.count("nothing publishes") == 2  # in both forms
 
 

@@ -11,7 +11,6 @@ from itertools import count
 import pytest
 
 from router.base import host_names as module
-from router.cli.status import degraded
 from tests.faults.stage import Engines, Json, Stage, chat, on_stage, words
 from tests.resolver import AGAIN, NO_NAME, Named, Resolver, resolver
 
@@ -45,7 +44,7 @@ async def is_wrong(stage: Stage, *lines: str) -> None:
 
 async def wrong(stage: Stage) -> list[str]:
     state: Json = (await stage.admin("/admin/state", method="GET")).json()
-    return list(degraded(state))
+    return list(state["degraded"])
 
 
 @pytest.mark.parametrize("failure", [AGAIN, NO_NAME, None])

@@ -213,7 +213,7 @@ async def test_an_adapter_whose_keys_are_not_understood_is_unknown_and_base_exac
             rank = (await stage.admin("/admin/replicas")).json()["replicas"][0]["ranks"][0]
             assert rank["not_understood"] == ["adapter sql"]
             why = "an extra key of their blocks is not understood, so these are not predicted"
-            assert (rank["cache"], rank["reason"]) == ("degraded", f"{why}: adapter sql")
+            assert (rank["cache"], rank["cache_reason"]) == ("degraded", f"{why}: adapter sql")
             await is_known_for(stage, base="exact", adapter="degraded")
 
 

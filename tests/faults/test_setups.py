@@ -102,7 +102,7 @@ async def reasons(stage: Stage) -> dict[str, str]:
     """Read what the admin port says of each replica's cache."""
     listed = (await stage.admin("/admin/replicas")).json()["replicas"]
     return {
-        replica["name"]: f"{rank['cache']}: {rank['reason']}"
+        replica["name"]: f"{rank['cache']}: {rank['cache_reason']}"
         for replica in listed
         for rank in replica["ranks"]
     }

@@ -9,7 +9,6 @@ import pytest
 from aiohttp import web
 
 from router.cli.replicas import table
-from router.cli.status import degraded
 from router.replicas import health as signs
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import Engines, Json, Stage, arm, chat, on_stage, streamed, words
@@ -58,10 +57,10 @@ async def views(stage: Stage, name: str = "r1") -> set[str]:
     ]
     shown.add(status.state)
     state = (await stage.admin("/admin/state")).json()
-    shown |= {row["state"] for row in state["replicas"]["shown"] if row["name"] == name}
+    shown |= {row["state"] for row in state["replicas"]["shown"] if row["id"] == name}
     described = (await stage.admin("/admin/replicas")).json()
     [replica] = [each for each in described["replicas"] if each["name"] == name]
-    shown |= {rank["status"]["state"] for rank in replica["ranks"]}
+    shown |= {rank["state"] for rank in replica["ranks"]}
     [line] = [each for each in table(described).splitlines() if each.startswith(name)]
     used = line.partition("no: ")[2]
     shown.add(used.partition(",")[0].split("  ")[0].strip() if used else "up")
@@ -130,7 +129,7 @@ async def test_the_last_replica_gets_requests_and_says_why_they_wait() -> None:
         await stage.until(lambda: len(one.received) == 3)
 
         await all_show(stage, "stalled")
-        [said] = degraded((await stage.admin("/admin/state")).json())
+        [said] = (await stage.admin("/admin/state")).json()["degraded"]
         assert said.startswith("replica r1 is stalled: it was sent requests, and has computed noth")
         one.goes_on.set()
         assert [(await each).status for each in asked] == [200] * 3

@@ -34,7 +34,7 @@ async def test_replicas_are_described() -> None:
         assert rank["cache"] == "exact"
         assert rank["contract"]["algorithm"] == "sha256"
         assert rank["num_gpu_blocks"] > 0
-        assert rank["status"]["num_requests"] == 0
+        assert rank["num_requests"] == 0
         assert replicas[1]["name"] == "r2"
         assert "refused" in replicas[1]["waiting_for"]
 

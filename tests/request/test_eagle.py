@@ -76,8 +76,8 @@ async def test_hashes_that_cover_the_next_tokens_are_predicted(
 
             assert reply.reported > 0
             assert stage.metric("warmroute_last_block_dropped", replica="r1") == 0
-            (rank,) = stage.router.status.rank_states()
-            assert not rank.drops_last_block
+            (rank,) = stage.router.status.candidates().values()
+            assert not rank["drops_last_block"]
 
 
 async def test_a_prompt_that_parts_behind_a_block_hits_a_block_less() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -39,10 +38,10 @@ async def test_the_other_replica_fetches_what_one_has_computed() -> None:
         assert stage.metric("warmroute_pool_fetch_bytes_per_second", replica="r1") > 0
         assert stage.metric("warmroute_audited_total", result="exact") == 2
         assert explained.json()["num_pool_tokens"] >= second.reported
-        status = stage.router.status.pools.describe(time.monotonic())[0]
+        status = stage.router.status.pools()[0]
         assert status is not None
         assert status["models"]["tiny"]["key_pattern"].startswith("tiny_model@tp_rank:0@")
-        assert all(rank.reads_pool for rank in stage.router.status.rank_states())
+        assert all(rank["reads_pool"] for rank in stage.router.status.candidates().values())
 
 
 async def test_predictions_are_right_while_the_pool_evicts() -> None:
@@ -207,7 +206,7 @@ async def test_who_does_not_fetch_is_found_out() -> None:
                 break
         replies = await both(stage, (one, two), 50)
         assert all(reply.predicted == reply.reported for reply in replies)
-        reads = {rank.replica.name: rank.reads_pool for rank in stage.router.status.rank_states()}
+        reads = {id_: c["reads_pool"] for id_, c in stage.router.status.candidates().items()}
         assert reads == {"r1": True, "r2": False}
         two.replica.pool = connector
         for number in range(60, 64):

@@ -179,10 +179,10 @@ def waste(state: dict[str, Any], num_tokens: int) -> Waste:
     """Judge one reading of the router's state, with the size of a replica's cache."""
     queue = state["queue"]
     rows = state["replicas"]["shown"]
-    idle = [row for row in rows if row["state"] == "up" and not row["requests"]]
+    idle = [row for row in rows if row["state"] == "up" and not row["num_requests"]]
     if not queue["waiting"] or not idle:
         return Waste.NONE
-    num_free = num_tokens - min(queue["held_tokens"].get(row["name"], 0) for row in idle)
+    num_free = num_tokens - min(queue["held_tokens"].get(row["id"], 0) for row in idle)
     first = [e["tokens"] for e in queue["shown"] if e["for"] == "room" and not e["before"]]
     return Waste.ROOM if min(first, default=inf) <= num_free else Waste.IDLE
 

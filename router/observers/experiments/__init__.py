@@ -14,7 +14,7 @@ from typing import Any
 
 from router.config.experiments import Experiment
 from router.observers.experiments.assignment import Trial
-from router.observers.experiments.metrics import ExperimentMetrics, ExperimentState
+from router.observers.experiments.metrics import ExperimentMetrics
 from router.records.record import Outcome
 from router.request.observer import Facts, Observer
 from router.request.results import Read, Variant
@@ -89,17 +89,10 @@ class Experiments(Observer):
             metrics.variant_tokens.labels(*labels, "prompt").inc(num_tokens)
             metrics.variant_tokens.labels(*labels, "recomputed").inc(max(0, num_tokens - cached))
 
-    def states(self) -> list[ExperimentState]:
-        """Describe the experiment for /metrics; []: none runs."""
+    def running(self) -> list[tuple[str, Experiment]]:
+        """Return the experiment that runs, by name, for /metrics; []: none."""
         trial = self._at(self._clock())
-        if trial is None:
-            return []
-        definition = trial.definition
-        return [
-            ExperimentState(
-                name=definition.name, design=definition.design, shares=definition.shares()
-            )
-        ]
+        return [] if trial is None else [(trial.definition.name, trial.definition)]
 
     def described(self) -> dict[str, Any] | None:
         """Describe the experiment that runs and the next one, for people; None: there is none."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from router.http.part import ObserverPart
-from router.metrics.families import Families
 from router.observers.experiments import Experiments
 from router.observers.experiments.metrics import EXPERIMENT, ExperimentMetrics
 
@@ -15,9 +14,8 @@ if TYPE_CHECKING:
 
 def build(router: Router) -> ObserverPart:
     """Build the part."""
-    registry = router.metrics.registry
-    experiments = Experiments(router.config.experiment, ExperimentMetrics(registry))
-    registry.register(Families(EXPERIMENT, experiments.states))
+    experiments = Experiments(router.config.experiment, ExperimentMetrics(router.metrics.registry))
+    router.metrics.watch(EXPERIMENT, experiments.running)
     return ObserverPart(
         observers=[experiments],
         choose=experiments.choose,

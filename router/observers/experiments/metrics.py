@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from msgspec import Struct
-
+from router.config.experiments import Experiment
 from router.metrics.counting import Counter, Histogram
 from router.metrics.families import Family
 from router.metrics.instruments import TTFT_BUCKETS, Instruments, Spec
@@ -28,21 +27,13 @@ class ExperimentMetrics(Instruments):
     # fmt: on
 
 
-class ExperimentState(Struct, frozen=True, kw_only=True):
-    """How an experiment stands at scrape time."""
-
-    name: str
-    design: str
-    shares: dict[str, float]  # variant -> of the traffic in scope
-
-
 # fmt: off
-EXPERIMENT: Final[list[Family[ExperimentState]]] = [
+EXPERIMENT: Final[list[Family[Experiment]]] = [
     Family("warmroute_experiment_running", "experiment design",
         "1 while an experiment takes requests",
-        lambda e: [((e.name, e.design), 1.0)]),
+        lambda e: {e.design: 1}),
     Family("warmroute_experiment_share_ratio", "experiment variant",
         "Share of the experiment's traffic that a variant gets",
-        lambda e: [((e.name, arm), share) for arm, share in e.shares.items()]),
+        lambda e: e.shares()),
 ]
 # fmt: on

@@ -14,9 +14,7 @@ from router.observers.live.replica_rows import ReplicaRows
 from router.observers.live.state import (
     LiveState,
     Section,
-    pool_fields,
     queue_fields,
-    source_fields,
     tenant_fields,
     tokenizer_fields,
 )
@@ -71,8 +69,8 @@ def _sections(
         "sessions": lambda: {"total": 0, "forgotten": 0, "shown": []},
         "findings": list,
         "tokenizers": lambda: tokenizer_fields(router.fleet, router.prompters),
-        "sources": lambda: source_fields(router.status),
-        "pools": lambda: pool_fields(router.status),
+        "sources": router.status.sources,
+        "pools": router.status.pools,
         "tenants": lambda: tenant_fields(router.tenants, router.metrics),
         "sharing": router.status.sharing,
     }

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from router.index.candidate_stream import StreamReason
-from router.replicas.state import ON_PURPOSE
+from router.replicas.candidate_state import ON_PURPOSE
 
 State = dict[str, Any]
 
@@ -19,7 +19,7 @@ def degraded(state: State) -> list[str]:
     """List what is degraded, one line each; empty: all is well.
 
     Args:
-        state: The sections of a state line. A router of an older build lacks some.
+        state: The sections of a state line.
     """
     return [" ".join(text.split()) for text in _found(state)]
 
@@ -28,48 +28,49 @@ def is_idle(replica: State) -> bool:
     """Return whether a replica has nothing to publish yet: it was not sent a whole block."""
     return bool(
         replica["cache_reason"] == StreamReason.NO_EVENTS
-        and replica.get("publishes", True)
-        and not replica.get("cache_blocks")
+        and replica["publishes_events"]
+        and not replica["num_gpu_blocks"]
     )
 
 
 def _found(state: State) -> Iterator[str]:
     replicas = state["replicas"]
     yield from _failing(state.get("recent"))
-    for name, reason in state["router"].get("replaced_policies", ()):
+    for name, reason in state["router"]["replaced_policies"]:
         yield f"policy {name} fails, and least_loaded decides in its place: {reason}"
     records = state.get("records")
     if records is not None and records["reason"] is not None:
         yield f"decision records are lost: {records['file']}: {records['reason']}"
     if not replicas["total"]:
         yield "no replica is known"
-    for each in replicas.get("unserved", ()):
+    for each in replicas["unserved"]:
         yield f"no replica takes requests for {each['model']}: {each['reason']}"
     for each in replicas["missing"]:
         yield f"replica {each['name']} is not discovered: {each['reason']}"
     for each in replicas["shown"]:
         if each["state"] not in ("up", *ON_PURPOSE):
-            yield f"replica {each['name']} is {each['state']}: {each['reason']}"
-        elif each.get("several"):
+            yield f"replica {each['id']} is {each['state']}: {each['reason']}"
+        elif each["has_several_engines"]:
             yield (
-                f"several engines answer at the address of {each['name']} in turn, so predictions "
+                f"several engines answer at the address of {each['id']} in turn, so predictions "
                 "are wrong: give each its own URL; for a Kubernetes Service discovery.kubernetes"
             )
-        elif not each.get("caches_prefixes", True):
+        elif not each["caches_prefixes"]:
             yield (
-                f"prefix caching is off at {each['name']}: each prompt is computed from its first "
+                f"prefix caching is off at {each['id']}: each prompt is computed from its first "
                 "token; start the engine without --no-enable-prefix-caching"
             )
         elif each["cache"] != "exact" and not is_idle(each):
-            yield f"the cache of {each['name']} is {each['cache']}: {_why_not_exact(each)}"
-    for each in state.get("tokenizers", ()):
+            yield f"the cache of {each['id']} is {each['cache']}: {_why_not_exact(each)}"
+    for each in state["tokenizers"]:
         yield f"the tokenizer of {each['model']}: {each['reason']}"
-    for each in state.get("sources", ()):
-        yield f"{each['name']} is not followed: {each['reason']}"
-    for host in state["router"].get("unresolved", ()):
+    for each in state["sources"]:
+        if each["reason"]:
+            yield f"{each['name']} is not followed: {each['reason']}"
+    for host in state["router"]["unresolved"]:
         yield f"host name {host} does not resolve: its last addresses are used"
     for pool in state["pools"]:
-        if not pool["up"]:
+        if pool["state"] != "up":
             yield f"the pool {pool['name']} cannot be reached"
     sharing = state["sharing"]
     if sharing is not None and sharing["state"] != "shared":
@@ -92,6 +93,6 @@ def _failing(recent: State | None) -> Iterator[str]:
 def _why_not_exact(replica: State) -> str:
     if replica["cache_reason"] != StreamReason.NO_EVENTS:
         return replica["cache_reason"] or "no reason is known"
-    if not replica.get("publishes", True):
+    if not replica["publishes_events"]:
         return "its engine publishes no KV events; `warmroute check` names the flag"
     return "no KV event has come, although it computed prompts; `warmroute check` says what to do"

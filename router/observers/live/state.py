@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import msgspec
 
-from router.discovery.status import Status
 from router.metrics import Metrics
 from router.observers.live.degraded import degraded
 from router.replicas.fleet import Fleet
@@ -84,26 +83,6 @@ def _why_not_tokenized(model: str, prompters: Prompters) -> Iterator[str]:
     else:
         for replica, what in prompter.trust.differences():
             yield f"its token ids differ from those of {replica}: {what}"
-
-
-def source_fields(status: Status) -> list[dict[str, str]]:
-    """Describe the sources of replicas whose last answer is not followed."""
-    return [{"name": each.name, "reason": each.reason} for each in status.sources() if each.reason]
-
-
-def pool_fields(status: Status) -> list[dict[str, Any]]:
-    """Describe the shared pools."""
-    return [
-        {
-            "name": each.name,
-            "up": each.is_up,
-            "blocks": sum(each.num_blocks.values()),
-            "allocated_bytes": each.allocated_bytes,
-            "capacity_bytes": each.capacity_bytes,
-            "listing_age_s": each.listing_age_s,
-        }
-        for each in status.pool_states()
-    ]
 
 
 def tenant_fields(tenants: Tenants | None, metrics: Metrics) -> dict[str, Any] | None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from router.http.part import ObserverPart
-from router.metrics.families import Families
 from router.observers.sessions.admin import SessionPages
 from router.observers.sessions.bookkeeper import Bookkeeper, Findings, SessionNames, SessionTitles
 from router.observers.sessions.describe import SessionRows, costs
 from router.observers.sessions.finish import FinishRoute
 from router.observers.sessions.session_ledger import SessionLedger
 from router.observers.sessions.turn_share import Over, share_turns
-from router.observers.sessions.turns import SPENDING, ModelTotals
+from router.observers.sessions.turns import SPENDING
 
 if TYPE_CHECKING:
     from router.assembly.router import Router
@@ -33,8 +32,7 @@ def build(router: Router) -> ObserverPart:
         metrics=router.metrics,
         titles=SessionTitles(reads) if router.config.session.show_ids else None,
     )
-    spent = Families(SPENDING, lambda: [ModelTotals(*each) for each in ledger.own_by_model()])
-    router.metrics.registry.register(spent)
+    router.metrics.watch(SPENDING, ledger.own_by_model)
     cluster = router.cluster
     if cluster.outbox is not None and cluster.peers is not None:
         finish.tell = cluster.outbox.tell_later

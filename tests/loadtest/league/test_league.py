@@ -99,8 +99,8 @@ def test_a_prompt_must_not_wait_for_room_that_an_idle_replica_has(
 ) -> None:
     """One replica is at work in each case; the other one counts only if it takes requests."""
     rows = [
-        {"name": "r1", "state": "up", "requests": 1},
-        {"name": "r2", "state": state, "requests": requests},
+        {"id": "r1", "state": "up", "num_requests": 1},
+        {"id": "r2", "state": state, "num_requests": requests},
     ]
     shown = [{"for": reason, "tokens": n, "before": b} for b, n in enumerate(tokens)]
     queue = {"waiting": len(tokens), "shown": shown, "held_tokens": {"r2": held}}

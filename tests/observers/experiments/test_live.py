@@ -155,13 +155,13 @@ def test_another_experiment_takes_over_at_its_start() -> None:
     experiments = Experiments(defined(), ExperimentMetrics(), clock)
     experiments.configure(coming)
 
-    assert [each.name for each in experiments.states()] == ["e"]
+    assert [name for name, _ in experiments.running()] == ["e"]
     shown = experiments.described()
     assert shown is not None
     assert shown["next"] | {"id": ""} == {"name": "f", "id": "", "starts_at": clock.now_s + 60}
     clock.now_s += 60
     late = Experiments(coming, ExperimentMetrics(), clock)
-    assert [each.name for each in experiments.states()] == ["f"]
+    assert [name for name, _ in experiments.running()] == ["f"]
     for other in (experiments.described(), late.described()):
         assert other is not None
         assert (other["standing"], other["started_at"]) == ("running", clock.now_s)
@@ -179,7 +179,7 @@ def test_an_experiment_that_is_read_again_goes_on() -> None:
     assert experiments.described() == began
     experiments.configure(None)
     assert experiments.described() is None
-    assert experiments.states() == []
+    assert experiments.running() == []
 
 
 async def test_an_experiment_changes_without_a_restart() -> None:

@@ -88,7 +88,7 @@ def test_of_a_thousand_replicas_those_in_trouble_come_first() -> None:
 
     assert (rows["total"], rows["num_missing"]) == (1_000, 200)
     assert len(rows["shown"]) == len(rows["missing"]) == MAX_ROWS
-    assert [row["name"] for row in rows["shown"][:2]] == ["r500", "r900"]
+    assert [row["id"] for row in rows["shown"][:2]] == ["r500", "r900"]
     assert rows["shown"][0]["state"] == "draining"
     assert rows["by_state"] == {"up": 999, "draining": 1}
     assert rows["by_cache"] == {"blind": 1_000}

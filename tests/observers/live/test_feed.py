@@ -126,8 +126,8 @@ async def test_the_state_has_replicas_sessions_and_tokens() -> None:
     replicas, tokens = state["replicas"], state["tokens"]
     assert replicas["total"] == sum(replicas["by_cache"].values()) == 2
     assert replicas["by_cache"]["exact"] >= 1  # the other one has published nothing yet
-    assert [row["name"] for row in replicas["shown"]] == ["r1", "r2"]
-    assert sum(row["cache_blocks"] for row in replicas["shown"]) > 0
+    assert [row["id"] for row in replicas["shown"]] == ["r1", "r2"]
+    assert sum(row["num_gpu_blocks"] for row in replicas["shown"]) > 0
     assert sum(row["audited"] for row in replicas["shown"]) == 1
     assert tokens["totals"][tokens["columns"].index("new")] > 0
     assert sum(step[1 + tokens["columns"].index("new")] for step in tokens["steps"]) > 0

@@ -427,7 +427,7 @@ async def test_a_thousand_replicas_and_a_day_of_requests_stay_bounded() -> None:
         grown = """(() => {
           const state = structuredClone(view.state), row = state.replicas.shown[0];
           state.replicas.total = 1000;
-          state.replicas.shown = [...Array(50).keys()].map(n => ({...row, name: `r${n}`}));
+          state.replicas.shown = [...Array(50).keys()].map(n => ({...row, id: `r${n}`}));
           const session = state.sessions.shown[0];
           const causes = {new: 30, evicted: 20};
           session.recent = [...Array(24).keys()].map(n => [`r${n % 9}`, 900 * n, 0, 100, causes]);
@@ -435,7 +435,7 @@ async def test_a_thousand_replicas_and_a_day_of_requests_stay_bounded() -> None:
           state.sessions.shown = [...Array(12).keys()].map(n => ({...session, session: `s${n}`}));
           const times = [];
           for (let round = 0; round < 30; round++) {
-            state.replicas.shown.forEach(each => each.requests = round);
+            state.replicas.shown.forEach(each => each.num_requests = round);
             take(structuredClone(state));
             const begun = performance.now();
             draw();
