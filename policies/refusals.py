@@ -1,8 +1,10 @@
-"""What msgspec refuses, in the words of people who write a configuration."""
+"""What is refused, in the words of people who write a configuration."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any, Final
 
 _KINDS: Final = {
@@ -28,6 +30,12 @@ _MISSING: Final = re.compile(r"Object missing required field `([^`]*)`")
 
 UNKNOWN: Final = object()
 """The value is not known, or must not be shown."""
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Ask after an unknown name whether the most similar one was meant; empty: none is similar."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def in_words(text: str, value: Any = UNKNOWN, choices: tuple[str, ...] = ()) -> str:

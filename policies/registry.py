@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 
 import msgspec
 
@@ -14,7 +13,7 @@ from policies.load import LeastLoaded, PowerOfTwo, Random, RoundRobin
 from policies.mooncake import Mooncake
 from policies.policy import Policy
 from policies.prefix import LongestPrefix, PrefixHash
-from policies.refusals import in_words
+from policies.refusals import in_words, meant
 from policies.session import SessionHash, SessionSticky
 
 POLICIES: dict[str, type[Policy]] = {
@@ -68,9 +67,7 @@ def create(name: str, params: Mapping[str, object] | None = None) -> Policy:
         raise ValueError(f"policy {name!r}{place}: {in_words(text, params.get(param))}") from exc
 
 
-def _unknown(what: str, name: object, allowed: Iterable[str]) -> str:
+def _unknown(what: str, name: str, allowed: Iterable[str]) -> str:
     """Describe an unknown `name`: what was probably meant, and what there is."""
-    allowed = list(allowed)
-    near = get_close_matches(str(name), allowed, n=1)
-    meant = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what}: {name!r}{meant} (allowed: {', '.join(allowed) or 'none'})"
+    listed = ", ".join(allowed) or "none"
+    return f"unknown {what}: {name!r}{meant(name, allowed)} (allowed: {listed})"

@@ -9,7 +9,6 @@ import glob
 import gzip
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from sys import intern
 from typing import IO, Any, Final
@@ -19,6 +18,7 @@ from msgspec import Struct
 
 from loadtest.words import moment
 from policies.naming import label_of
+from policies.refusals import meant
 from policies.registry import create
 from router.records.record import SCHEMA, AssignmentRecord
 
@@ -180,9 +180,7 @@ class Records(Struct, frozen=True, kw_only=True):
         if name is None and len(names) > 1:
             raise RecordsError(f"several experiments: {known}; choose one with --experiment NAME")
         if name is not None and name not in names:
-            near = get_close_matches(name, names, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
-            raise RecordsError(f"no experiment {name!r}{meant} (there are: {known})")
+            raise RecordsError(f"no experiment {name!r}{meant(name, names)} (there are: {known})")
         trials = self.trials(name or next(iter(names)))
         if trial is None:
             return trials[0]

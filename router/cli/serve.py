@@ -17,6 +17,7 @@ import click
 import msgspec
 from msgspec import Struct
 
+from policies.refusals import meant
 from policies.registry import POLICIES
 from router import config as configuration
 from router.base.errors import ConfigError
@@ -182,10 +183,8 @@ def policies(name: str | None) -> None:
     NAME shows only this policy.
     """
     if name is not None and name not in POLICIES:
-        near = difflib.get_close_matches(name, POLICIES, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
         raise click.ClickException(
-            f"unknown policy: {name!r}{meant} (allowed: {', '.join(POLICIES)})"
+            f"unknown policy: {name!r}{meant(name, POLICIES)} (allowed: {', '.join(POLICIES)})"
         )
     for each in sorted(POLICIES) if name is None else (name,):
         policy = POLICIES[each]

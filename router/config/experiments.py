@@ -9,7 +9,6 @@ rest is not in the experiment, and the router's own policy places it.
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -17,6 +16,7 @@ from msgspec import Meta, Struct
 
 from policies.naming import split
 from policies.policy import Policy
+from policies.refusals import meant
 from policies.registry import create
 from router.base.errors import ConfigError
 
@@ -127,9 +127,8 @@ def queue_of(params: dict[str, str]) -> VariantQueue | None:
     known = [f"{_QUEUE}{name}" for name in VariantQueue.__struct_fields__]
     for name in own:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"unknown parameter {name}{meant} (allowed: {', '.join(known)})")
+            hint = f"{meant(name, known)} (allowed: {', '.join(known)})"
+            raise ValueError(f"unknown parameter {name!r}{hint}")
     values = {name.removeprefix(_QUEUE): value for name, value in own.items()}
     try:
         return msgspec.convert({"mode": "on", **values}, VariantQueue, strict=False)

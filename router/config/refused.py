@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_
 import msgspec
 from msgspec import Struct
 
-from policies.refusals import UNKNOWN, in_words
+from policies.refusals import UNKNOWN, in_words, meant
 from router.base.errors import ConfigError
 
 _TODAY: Final = {
@@ -165,6 +164,5 @@ def _unknown(key: str, name: str, section: type[Struct]) -> ConfigError:
     if removed is not None:
         return ConfigError(f"{key} was removed: {removed}", param=key)
     allowed = [field.encode_name for field in msgspec.structs.fields(section)]
-    near = difflib.get_close_matches(name, allowed, n=1)
-    meant = f"did you mean {near[0]!r}? " if near else ""
-    return ConfigError(f"unknown key {key!r}: {meant}Allowed: {', '.join(allowed)}", param=key)
+    hint = f"{meant(name, allowed)} (allowed: {', '.join(allowed)})"
+    return ConfigError(f"unknown key {key!r}{hint}", param=key)

@@ -89,7 +89,7 @@ def test_a_wrong_setting_is_one_line_and_exit_2(args: tuple[str, ...], said: str
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("listen: {prot: 1}", "unknown key 'listen.prot': did you mean 'port'?"),
+        ("listen: {prot: 1}", "unknown key 'listen.prot'; did you mean 'port'?"),
         ("replicas: [{url: 'http://h', events: ['h:1']}]", "'h:1' is not tcp://HOST:PORT"),
         ("replicas: [3]", "replicas[0]: must be a mapping, not 3"),
         ("replicas: 3", "replicas: must be a list, not 3"),

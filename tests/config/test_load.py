@@ -71,7 +71,7 @@ def test_mappings_come_as_pairs() -> None:
     ("text", "key", "said"),
     [
         ("lissen: {}", "lissen", "did you mean 'listen'"),
-        ("listen: {prot: 3}", "listen.prot", "did you mean 'port'? Allowed: host, port"),
+        ("listen: {prot: 3}", "listen.prot", "did you mean 'port'? (allowed: host, port"),
         ("replicas: [{url: 'http://a', evnts: []}]", "replicas[0].evnts", "did you mean 'events'"),
         ("listen: {port: 99999}", "listen.port", "at most 65535"),
         ("replicas: ['a:1']", "replicas[0].url", "http://HOST:PORT"),
@@ -371,7 +371,7 @@ POOLS = f"mooncake: {{pools: [{A}, {B}]}}, replicas: "
         (
             "mooncake: {pools: [{name: a, url: 'http://a'}]}",
             "mooncake.pools[0].url",
-            "Allowed: name",
+            "allowed: name",
         ),
         (f"mooncake: {{pools: [{A}], master: 'http://b'}}", "mooncake.master", "one of them"),
         (POOLS + "['http://r']", "replicas[0].pool", "several pools; write a, b, or false"),
@@ -427,9 +427,9 @@ def test_a_pool_s_masters_are_one_setting(tmp_path: Path) -> None:
         (
             ["listen:", "  host: '::'", "  prot: 1"],
             3,
-            "unknown key 'listen.prot': did you mean 'port'",
+            "unknown key 'listen.prot'; did you mean 'port'",
         ),
-        (["log: {}", "lissen: {}"], 2, "unknown key 'lissen': did you mean 'listen'"),
+        (["log: {}", "lissen: {}"], 2, "unknown key 'lissen'; did you mean 'listen'"),
         (["mooncake: {poll_s: 2}"], 1, "mooncake.poll_s was removed: it is 1; remove the key"),
         (
             ["limits:", "  websockets: 16"],
@@ -505,11 +505,11 @@ def test_all_errors_of_a_file_come_at_once_with_their_lines(tmp_path: Path) -> N
 
     assert sorted(each.message.removeprefix(f"{file}:") for each in caught.value.errors) == [
         "2: listen.port: must be a number, not 'eighty'",
-        "3: unknown key 'listen.prot': did you mean 'port'? Allowed: "
-        + ", ".join(ListenConfig.__struct_fields__),
+        "3: unknown key 'listen.prot'; did you mean 'port'? "
+        f"(allowed: {', '.join(ListenConfig.__struct_fields__)})",
         "4: replicas[0].pool: must be true or false or text, not a list",
-        "4: unknown key 'replicas[1].evnts': did you mean 'events'? Allowed: "
-        + ", ".join(ReplicaConfig.__struct_fields__),
+        "4: unknown key 'replicas[1].evnts'; did you mean 'events'? "
+        f"(allowed: {', '.join(ReplicaConfig.__struct_fields__)})",
         "5: redis.password: not allowed in the file; set WARMROUTE_REDIS_PASSWORD, or name a file "
         "in redis.password_file",
         "6: tokens.time_zone: 'Mars' is not a time zone; write a name such as Europe/Berlin",
@@ -564,8 +564,8 @@ def test_set_reads_a_value_as_the_variable_would_and_overrules_it() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("redis.ur=x", "--set: unknown key 'redis.ur': did you mean 'url'?"),
-        ("lissen.port=1", "unknown key 'lissen': did you mean 'listen'?"),
+        ("redis.ur=x", "--set: unknown key 'redis.ur'; did you mean 'url'?"),
+        ("lissen.port=1", "unknown key 'lissen'; did you mean 'listen'?"),
         ("redis=x", "--set: redis: must be a mapping, not 'x'"),
         ("listen.port=x", "--set: listen.port: must be a number, not 'x'"),
         ("mooncake.poll_s=2", "--set: mooncake.poll_s was removed"),

@@ -192,7 +192,7 @@ def test_unlimited_is_kv_aware_on_caches_that_never_evict() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("kv_aware:queue.full=1", "did you mean queue.fill"),
+        ("kv_aware:queue.full=1", "did you mean 'queue.fill'"),
         ("kv_aware:queue.fill=-1", "queue: Expected `float` >= 0.1"),
         ("kv_aware:queue.mode=maybe", "queue: Invalid enum value"),
         ("kv_awear", "did you mean 'kv_aware'"),

@@ -42,13 +42,13 @@ def load(**fields: Any) -> Experiment:
         ),
         (
             {"variants": [A, B | {"policy": "kv_aware:queue.fil=1"}], "design": "switchback"},
-            "variants[1].policy: unknown parameter queue.fil; did you mean queue.fill?",
+            "variants[1].policy: unknown parameter 'queue.fil'; did you mean 'queue.fill'?",
         ),
         (
             {"variants": [A, B | {"policy": "kv_aware:queue.fill=99"}], "design": "switchback"},
             "variants[1].policy: queue: ",
         ),
-        ({"desing": "split"}, "did you mean 'design'? Allowed: name, variants"),
+        ({"desing": "split"}, "did you mean 'design'? (allowed: name, variants"),
         ({"design": "partition"}, "must be split or switchback, not 'partition'"),
         ({"design": "switchback", "slot_s": 5, "wash_out_s": 5}, "must be less than slot_s, 5"),
         ({"slot_s": 0}, "slot_s: must be at least 0.1, not 0"),
