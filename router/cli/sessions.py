@@ -13,6 +13,7 @@ from router.cli.terminal import (
     again,
     cell_of_duration,
     cell_of_name,
+    cells,
     clock,
     drawing,
     drawn,
@@ -29,33 +30,45 @@ from router.cli.terminal import (
     waiting,
 )
 
+# fmt: off
 SPENDING: Final = (
-    Column("prompt-s", "GPU seconds of prompts", 2, is_right=True),
-    Column("answer-s", "GPU seconds of answers: their share of decoding", 3, is_right=True),
-    Column("saved-s", "GPU seconds that caches saved", 1, is_right=True),
-    Column("cost", "of all GPU seconds, if replicas have a cost_per_hour", 4, is_right=True),
-    Column("saved", "cost that caches saved", 5, is_right=True),
+    Column("prompt-s", "GPU seconds of prompts",
+        lambda s: f"{s['engine_s']:,.1f}", 2, is_right=True),
+    Column("answer-s", "GPU seconds of answers: their share of decoding",
+        lambda s: f"{s['decode_s']:,.1f}", 3, is_right=True),
+    Column("saved-s", "GPU seconds that caches saved",
+        lambda s: f"{s['saved_s']:,.1f}", 1, is_right=True),
+    Column("cost", "of all GPU seconds, if replicas have a cost_per_hour",
+        lambda s: money(s["cost"]), 4, is_right=True),
+    Column("saved", "cost that caches saved", lambda s: money(s["cost_saved"]), 5, is_right=True),
 )
 COLUMNS: Final = (
-    Column("session", "its name here, or its client's id if session.show_ids is on"),
-    Column("tenant", "whose it is", 7),
-    Column("home", "the replica of its last turn", 6),
-    Column("turns", "answered requests", is_right=True),
-    Column("prompt", "tokens of all its prompts", is_right=True),
-    Column("cached", "share of these that a cache had", is_right=True),
-    Column("again", "tokens that were computed again", is_right=True),
-    Column("waited-s", "seconds in the queue", 8, is_right=True),
+    Column("session", "its name here, or its client's id if session.show_ids is on",
+        lambda s: session_name(s["title"] or s["session"], {})),
+    Column("tenant", "whose it is", lambda s: cell_of_name(one_line(s["tenant"] or "")), 7),
+    Column("home", "the replica of its last turn", lambda s: s["home"], 6),
+    Column("turns", "answered requests", lambda s: f"{s['turns']:,}", is_right=True),
+    Column("prompt", "tokens of all its prompts",
+        lambda s: f"{s['prompt_tokens']:,}", is_right=True),
+    Column("cached", "share of these that a cache had",
+        lambda s: share(_cached(s), s["prompt_tokens"]), is_right=True),
+    Column("again", "tokens that were computed again",
+        lambda s: f"{sum(again(s['causes']).values()):,}", is_right=True),
+    Column("waited-s", "seconds in the queue", lambda s: f"{s['waited_s']:,.1f}", 8, is_right=True),
     *SPENDING,
-    Column("mostly", "the main cause of those computed again", 9),
+    Column("mostly", "the main cause of those computed again",
+        lambda s: next(iter(again(s["causes"])), ""), 9),
 )
 SUM_COLUMNS: Final = (
-    Column("name", "tenant or model"),
-    Column("turns", "answered requests of sessions", is_right=True),
-    Column("prompt", "tokens of prompts", is_right=True),
-    Column("output", "tokens of answers", 9, is_right=True),
-    Column("cached", "share of the prompts that a cache had", 8, is_right=True),
+    Column("name", "tenant or model", lambda s: cell_of_name(one_line(s["name"] or ""))),
+    Column("turns", "answered requests of sessions", lambda s: f"{s['turns']:,}", is_right=True),
+    Column("prompt", "tokens of prompts", lambda s: f"{s['prompt_tokens']:,}", is_right=True),
+    Column("output", "tokens of answers", lambda s: f"{s['output_tokens']:,}", 9, is_right=True),
+    Column("cached", "share of the prompts that a cache had",
+        lambda s: share(_cached(s), s["prompt_tokens"]), 8, is_right=True),
     *SPENDING,
 )
+# fmt: on
 
 
 @click.command(epilog=explained(sessions=COLUMNS))
@@ -118,28 +131,12 @@ def _session(admin: Admin, name: str, tenant: str | None) -> Any:
 
 def _overview(fields: dict[str, Any]) -> str:
     """Draw the sessions that cost most, then the findings."""
-    console = drawing()
-    sessions = fields["sessions"]
+    console, sessions = drawing(), fields["sessions"]
     if not sessions:
         console.print("no sessions yet: they are listed after their first answer")
         return drawn(console)
-    rows = [
-        [
-            session_name(each["title"] or each["session"], {}),
-            cell_of_name(one_line(each["tenant"] or "")),
-            each["home"],
-            f"{each['turns']:,}",
-            f"{each['prompt_tokens']:,}",
-            share(_cached(each), each["prompt_tokens"]),
-            f"{sum(again(each['causes']).values()):,}",
-            f"{each['waited_s']:,.1f}",
-            *_spent(each),
-            next(iter(again(each["causes"])), ""),
-        ]
-        for each in sessions
-    ]
     console.print(f"Sessions that cost most: {len(sessions):,} of {fields['total']:,}")
-    console.print(fitted(console, COLUMNS, rows, drop_empty=True))
+    console.print(fitted(console, COLUMNS, cells(COLUMNS, sessions), drop_empty=True))
     for found in fields["findings"]:
         if found["session"] is None:  # it is about all of them
             console.print(f"\n! {found['text']}", style="yellow")
@@ -153,34 +150,12 @@ def _overview(fields: dict[str, Any]) -> str:
 
 def _sums(fields: dict[str, Any]) -> str:
     """Draw what each tenant or model cost since the start."""
-    console = drawing()
-    rows = [
-        [
-            cell_of_name(one_line(each["name"] or "")),
-            f"{each['turns']:,}",
-            f"{each['prompt_tokens']:,}",
-            f"{each['output_tokens']:,}",
-            share(_cached(each), each["prompt_tokens"]),
-            *_spent(each),
-        ]
-        for each in fields["rows"]
-    ]
+    console, rows = drawing(), fields["rows"]
     if not rows:
         return "no turns yet: they are counted when their answers end"
     columns = (SUM_COLUMNS[0]._replace(title=fields["by"]), *SUM_COLUMNS[1:])
-    console.print(fitted(console, columns, rows, drop_empty=True))
+    console.print(fitted(console, columns, cells(columns, rows), drop_empty=True))
     return drawn(console)
-
-
-def _spent(fields: dict[str, Any]) -> tuple[str, ...]:
-    """Return the cells of `SPENDING`."""
-    return (
-        f"{fields['engine_s']:,.1f}",
-        f"{fields['decode_s']:,.1f}",
-        f"{fields['saved_s']:,.1f}",
-        money(fields["cost"]),
-        money(fields["cost_saved"]),
-    )
 
 
 def _report(fields: dict[str, Any], name: str) -> str:

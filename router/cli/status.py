@@ -11,11 +11,13 @@ import click
 
 from router.cli.admin import Admin, admin_options, echo_json
 from router.cli.terminal import (
+    Cell,
     Column,
     again,
     age,
     bar,
     cell_of_duration,
+    cells,
     drawing,
     drawn,
     explained,
@@ -39,17 +41,28 @@ _RECENT_S: Final = 600.0
 _COLOURS: Final = {"up": "green", "exact": "green", "degraded": "yellow", "blind": "red"}
 
 
+# fmt: off
 REPLICA_COLUMNS: Final = (
-    Column("replica", "its name"),
-    Column("state", "up, or why it gets no requests"),
-    Column("cache", "whether its contents are known: exact, degraded, blind", 1),
-    Column("live", "cache that live sessions need; above 100% they evict each other"),
-    Column("sessions", "live sessions", 6, is_right=True),
-    Column("fill", "cache that is used, by older blocks, too", 7, is_right=True),
-    Column("running", "requests in flight", 2, is_right=True),
-    Column("work", "time until the prompts there are computed", 3, is_right=True),
-    Column("right", "predicted hits that the engine confirmed", 5, is_right=True),
+    Column("replica", "its name", lambda r: r["id"]),
+    Column("state", "up, or why it gets no requests", lambda r: _coloured(r["state"], "yellow")),
+    Column("cache", "whether its contents are known: exact, degraded, blind",
+        lambda r: _coloured("no-events" if r["awaits_events"] else r["cache"]), 1),
+    Column("live", "cache that live sessions need; above 100% they evict each other",
+        lambda r: (bar(r["live_fill"]), "red" if (r["live_fill"] or 0.0) > 1.0 else "")),
+    Column("sessions", "live sessions", lambda r: f"{r['num_sessions']:,}", 6, is_right=True),
+    Column("fill", "cache that is used, by older blocks, too",
+        lambda r: share(r["cache_fill"] or 0.0, r["cache_fill"] is not None), 7, is_right=True),
+    Column("running", "requests in flight", lambda r: f"{r['num_requests']:,}", 2, is_right=True),
+    Column("work", "time until the prompts there are computed",
+        lambda r: cell_of_duration(r["queue_ms"]), 3, is_right=True),
+    Column("right", "predicted hits that the engine confirmed",
+        lambda r: f"{r['right'] / r['audited']:.1%}" if r["audited"] else "-", 5, is_right=True),
 )
+# fmt: on
+
+
+def _coloured(name: str, other: str = "") -> Cell:
+    return name, _COLOURS.get(name, other)
 
 
 @click.command(epilog=explained(replicas=REPLICA_COLUMNS))
@@ -176,32 +189,15 @@ def overfull(state: State) -> Iterator[str]:
 
 def replica_table(state: State, console: Console) -> Table:
     """Draw a row for each of the first replicas; those in trouble are first if there are more."""
-    from rich.text import Text  # late, as in `drawing`
-
-    from router.observers.live.degraded import is_idle
-
     replicas = state["replicas"]
     num_all = replicas["total"] + replicas["num_missing"]
     most = num_all if num_all <= _MAX_SAID + 1 else _MAX_SAID
-    rows: list[list[str | Text]] = [
-        [each["name"], Text("missing", "red"), *["-"] * (len(REPLICA_COLUMNS) - 2)]
+    rows: list[list[Cell]] = [
+        [each["name"], ("missing", "red"), *["-"] * (len(REPLICA_COLUMNS) - 2)]
         for each in replicas["missing"][:most]
     ]
-    for each in replicas["shown"][: most - len(rows)]:
-        cache = "no-events" if is_idle(each) else each["cache"]
-        rows.append(
-            [
-                each["id"],
-                Text(each["state"], _COLOURS.get(each["state"], "yellow")),
-                Text(cache, _COLOURS.get(cache, "")),
-                Text(bar(each["live_fill"]), "red" if (each["live_fill"] or 0.0) > 1.0 else ""),
-                f"{each['num_sessions']:,}",
-                share(each["cache_fill"] or 0.0, each["cache_fill"] is not None),
-                f"{each['num_requests']:,}",
-                cell_of_duration(each["queue_ms"]),
-                f"{each['right'] / each['audited']:.1%}" if each["audited"] else "-",
-            ]
-        )
+    shown = replicas["shown"][: most - len(rows)]
+    rows += cells(REPLICA_COLUMNS, shown)
     left = num_all - len(rows)
     if left > 0:
         rows.append([f"… {left:,} more", *[""] * (len(REPLICA_COLUMNS) - 1)])

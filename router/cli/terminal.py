@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, TextIO
 
@@ -22,7 +22,6 @@ from router.base.errors import ConfigError, ConfigErrors
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
 
 _WIDE: Final = 110  # columns of a table that no terminal shows
@@ -97,23 +96,34 @@ class Formatter(click.HelpFormatter):
         super().write_dl(coloured, col_max, col_spacing)
 
 
+Cell = str | tuple[str, str]
+"""A text, or one with its style."""
+
+
 class Column(NamedTuple):
     """One column of a table.
 
     about: What it shows, for help texts.
+    cell: Makes its cell of what a row is about.
     drop: Dropped if the terminal is narrow, the highest number first. 0: it stays.
     """
 
     title: str
     about: str
+    cell: Callable[[Any], Cell]
     drop: int = 0
     is_right: bool = False
+
+
+def cells(columns: Sequence[Column], items: Iterable[Any]) -> list[list[Cell]]:
+    """Make the cells of a row for each item."""
+    return [[column.cell(each) for column in columns] for each in items]
 
 
 def fitted(
     console: Console,
     columns: Sequence[Column],
-    rows: Sequence[Sequence[str | Text]],
+    rows: Sequence[Sequence[Cell]],
     *,
     drop_empty: bool = False,
 ) -> Table:
@@ -124,11 +134,12 @@ def fitted(
     """
     from rich.measure import Measurement  # late, as in `router.cli.terminal`
     from rich.table import Table
+    from rich.text import Text
 
     kept = [
         i
         for i, column in enumerate(columns)
-        if not (drop_empty and column.drop and all(str(row[i]) in ("-", "") for row in rows))
+        if not (drop_empty and column.drop and all(row[i] in ("-", "") for row in rows))
     ]
     unbounded = console.options.update_width(10_000)
     while True:
@@ -137,7 +148,8 @@ def fitted(
             justify: Literal["right", "left"] = "right" if column.is_right else "left"
             table.add_column(column.title, justify=justify, no_wrap=True)
         for row in rows:
-            table.add_row(*(row[i] for i in kept))
+            line = (row[i] for i in kept)
+            table.add_row(*(each if isinstance(each, str) else Text(*each) for each in line))
         droppable = [i for i in kept if columns[i].drop]
         needed = Measurement.get(console, unbounded, table).maximum
         if needed <= console.width or not droppable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import click
@@ -13,10 +13,12 @@ from router.base.bounded import Bounded
 from router.cli.admin import Admin, NoRouter, Refused, admin_options, echo_json
 from router.cli.status import routers
 from router.cli.terminal import (
+    Cell,
     Column,
     again,
     cell_of_duration,
     cell_of_name,
+    cells,
     clock,
     explained,
     listed,
@@ -33,17 +35,25 @@ PAUSE_S: Final = 1.0  # between tries to find a router that is gone
 LONG_S: Final = 15.0  # a request that has waited for so long is named
 _MAX_NAMES: Final = 1_000
 
+# fmt: off
 COLUMNS: Final = (
-    Column("ended", "time of day"),
-    Column("session", "its name here, or its client's id if session.show_ids is on"),
-    Column("replica", "that answered it"),
-    Column("tokens", "of its prompt", is_right=True),
-    Column("cached", "share of these that a cache had; ~ if only predicted", is_right=True),
-    Column("TTFT", "time to first token", is_right=True),
-    Column("queue", "time in the router's queue", is_right=True),
-    Column("tenant", "whose request it was"),
-    Column("why", "tokens computed again, by cause; or how it failed; what it waited for"),
+    Column("ended", "time of day", lambda r: clock(r["at"])),
+    Column("session", "its name here, or its client's id if session.show_ids is on",
+        lambda r: r["name"]),
+    Column("replica", "that answered it", lambda r: r["replica"]),
+    Column("tokens", "of its prompt", lambda r: f"{r['tokens']:,}", is_right=True),
+    Column("cached", "share of these that a cache had; ~ if only predicted",
+        lambda r: "~" * (r["reported"] is None and r["tokens"] > 0) + share(
+            r["cached"] if r["reported"] is None else r["reported"], r["tokens"]), is_right=True),
+    Column("TTFT", "time to first token", lambda r: cell_of_duration(r["ttft_ms"]), is_right=True),
+    Column("queue", "time in the router's queue",
+        lambda r: cell_of_duration(r["waited_ms"]), is_right=True),
+    Column("tenant", "whose request it was", lambda r: cell_of_name(one_line(r["tenant"] or ""))),
+    Column("why", "tokens computed again, by cause; or how it failed; what it waited for",
+        lambda r: ", ".join(filter(None, (
+            listed(again(r["causes"])) if r["outcome"] == "ok" else r["outcome"], waited(r))))),
 )
+# fmt: on
 _WIDTHS: Final = (8, 16, 7, 7, 6, 6, 6, 8, 0)
 
 
@@ -141,29 +151,17 @@ def is_wanted(
 
 def text_of(line: dict[str, Any], names: Mapping[str, str]) -> str:
     """Write a request of the feed as a coloured line."""
-    tokens, reported = line["tokens"], line["reported"]
-    causes, is_well = again(line["causes"]), line["outcome"] == "ok"
-    is_costly = sum(causes.values()) > 0.2 * tokens
-    cached = share(line["cached"] if reported is None else reported, tokens)
-    cells = [
-        clock(line["at"]),
-        session_name(line["session"], names),
-        line["replica"],
-        f"{tokens:,}",
-        f"~{cached}" if reported is None and tokens else cached,
-        cell_of_duration(line["ttft_ms"]),
-        cell_of_duration(line["waited_ms"]),
-        cell_of_name(one_line(line["tenant"] or "")),
-        ", ".join(filter(None, (listed(causes) if is_well else line["outcome"], waited(line)))),
-    ]
-    colour = "red" if is_costly or not is_well else "yellow" if causes else None
-    return click.style(_joined(cells), fg=colour)
+    num_again, is_well = sum(again(line["causes"]).values()), line["outcome"] == "ok"
+    is_costly = num_again > 0.2 * line["tokens"]
+    colour = "red" if is_costly or not is_well else "yellow" if num_again else None
+    (row,) = cells(COLUMNS, [line | {"name": session_name(line["session"], names)}])
+    return click.style(_joined(row), fg=colour)
 
 
-def _joined(cells: list[str]) -> str:
+def _joined(row: Sequence[Cell]) -> str:
     return " ".join(
         f"{cell:{'>' if column.is_right else '<'}{width}}"
-        for cell, column, width in zip(cells, COLUMNS, _WIDTHS, strict=True)
+        for cell, column, width in zip(row, COLUMNS, _WIDTHS, strict=True)
     ).rstrip()
 
 

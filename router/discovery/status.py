@@ -20,6 +20,7 @@ from policies.view import CandidateId
 from router.base.messages import Evacuation
 from router.cluster.sharing import Sharing
 from router.index.cache_view import CacheView
+from router.index.candidate_stream import StreamReason
 from router.pool.pools import PoolStatus
 from router.replicas.candidate_state import ON_PURPOSE, CandidateStatus
 from router.replicas.fleet import Fleet
@@ -69,6 +70,7 @@ class Status:
         replica, stream = fleet.members.replica(load.replica), caches.stream(id_)
         held, capacity = fleet.conversations.working_set(id_), fleet.load.capacity_tokens(id_)
         cache, why_not_exact = caches.state_and_reason(id_)
+        awaits = replica.publishes_events and why_not_exact == StreamReason.NO_EVENTS
         num_blocks = caches.index.num_blocks(id_, "gpu")
         return {
             **asdict(load),
@@ -84,6 +86,7 @@ class Status:
             "caches_prefixes": replica.caches_prefixes,
             "cache": cache,  # how well it is known: exact | degraded | blind
             "cache_reason": why_not_exact,
+            "awaits_events": awaits and not num_blocks,  # it was not sent a whole block
             "contract": stream.contract if stream is not None else None,
             "num_gpu_blocks": num_blocks,  # in the index
             "num_cpu_blocks": caches.index.num_blocks(id_, "cpu"),

@@ -11,7 +11,7 @@ REPLICA = {
     "id": "r1", "state": "up", "reason": "", "cache": "exact", "cache_reason": "",
     "live_fill": 1.25, "cache_fill": 0.5, "num_requests": 3, "queue_ms": 1500.0, "num_sessions": 2,
     "right": 9, "audited": 10, "has_several_engines": False, "publishes_events": True,
-    "caches_prefixes": True, "num_gpu_blocks": 9,
+    "caches_prefixes": True, "awaits_events": False,
 }  # fmt: skip
 
 

@@ -24,15 +24,6 @@ def degraded(state: State) -> list[str]:
     return [" ".join(text.split()) for text in _found(state)]
 
 
-def is_idle(replica: State) -> bool:
-    """Return whether a replica has nothing to publish yet: it was not sent a whole block."""
-    return bool(
-        replica["cache_reason"] == StreamReason.NO_EVENTS
-        and replica["publishes_events"]
-        and not replica["num_gpu_blocks"]
-    )
-
-
 def _found(state: State) -> Iterator[str]:
     replicas = state["replicas"]
     yield from _failing(state.get("recent"))
@@ -60,7 +51,7 @@ def _found(state: State) -> Iterator[str]:
                 f"prefix caching is off at {each['id']}: each prompt is computed from its first "
                 "token; start the engine without --no-enable-prefix-caching"
             )
-        elif each["cache"] != "exact" and not is_idle(each):
+        elif each["cache"] != "exact" and not each["awaits_events"]:
             yield f"the cache of {each['id']} is {each['cache']}: {_why_not_exact(each)}"
     for each in state["tokenizers"]:
         yield f"the tokenizer of {each['model']}: {each['reason']}"
