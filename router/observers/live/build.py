@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 from router.http.part import ObserverPart
 from router.observers.live.admin import PAGE, LivePage, LivePages
 from router.observers.live.recent import Feed, RecentRequests, TrafficHistory
-from router.observers.live.replica_rows import ReplicaRows
 from router.observers.live.state import (
     LiveState,
     Section,
     queue_fields,
+    replica_fields,
     tenant_fields,
     tokenizer_fields,
 )
@@ -43,9 +43,6 @@ def _sections(
     router: Router, feed: Feed, history: TrafficHistory, recent: RecentRequests
 ) -> Mapping[str, Section]:
     """Return what describes each section of a state line when a line is made."""
-    replicas = ReplicaRows(
-        router.status, router.fleet, router.caches, router.waiting, router.metrics
-    )
     room, config = router.story.steps.queue, router.config
     is_on = config.queue.is_on(config.policy.name)
     begun_s, release = time.monotonic(), version("warmroute")
@@ -63,7 +60,9 @@ def _sections(
     sections: dict[str, Section] = {
         "recent": recent.describe,
         "router": about,
-        "replicas": replicas.describe,
+        "replicas": lambda: replica_fields(
+            router.status, router.fleet, router.caches, router.waiting, router.metrics
+        ),
         "queue": lambda: queue_fields(room, router.fleet.conversations, is_on=is_on),
         "tokens": history.describe,
         "sessions": lambda: {"total": 0, "forgotten": 0, "shown": []},

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
+from router.discovery.status import Status, Waiting
+from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.observers.live.degraded import degraded
+from router.replicas.candidate_state import CandidateStatus
 from router.replicas.fleet import Fleet
 from router.request.queue import WaitingRoom
 from router.scheduling.conversations import Conversations
@@ -21,6 +24,12 @@ from router.tenants import Tenants
 from router.tokens import Prompters
 
 FRESH_S: Final = 0.9
+
+MAX_ROWS: Final = 50
+"""Replicas that are described, those in trouble and with the longest queues first; all count."""
+
+_RIGHT: Final = ("exact", "evicted")  # when the prediction was made
+
 MAX_WAITING: Final = 20
 MAX_TENANTS: Final = 20
 
@@ -46,6 +55,43 @@ class LiveState:
             self._line = msgspec.json.encode(fields)
             self._made_s = now_s
         return self._line
+
+
+def replica_fields(
+    status: Status, fleet: Fleet, caches: CacheView, waiting: Waiting, metrics: Metrics
+) -> dict[str, Any]:
+    """Count the replicas by state, and describe the first `MAX_ROWS`, a row for each rank."""
+    loads = status.loads()
+    states = {each.id: caches.state(each.id) for each in loads}
+    shown: Sequence[CandidateStatus] = loads
+    if len(loads) > MAX_ROWS:
+        shown = nlargest(MAX_ROWS, loads, key=lambda each: _urgency(states[each.id], each))
+    predictions, audited, right = (defaultdict[str, float](float) for _ in range(3))
+    for (name, result), number in metrics.audit.values().items():
+        predictions[result] += number
+        audited[name] += number
+        right[name] += number if result in _RIGHT else 0
+    unserved = fleet.offers.unserved(time.monotonic())
+    return {
+        "total": len(loads),
+        "by_cache": Counter(states.values()),
+        "by_state": Counter(each.state for each in loads),
+        "requests": sum(each.num_requests for each in loads),
+        "predictions": predictions,
+        "shown": [
+            status.candidate(each) | {"right": right[each.id], "audited": audited[each.id]}
+            for each in shown
+        ],
+        "unserved": [{"model": model, "reason": why} for model, why in islice(unserved, MAX_ROWS)],
+        "missing": [
+            {"name": name, "reason": why} for name, why in islice(waiting.items(), MAX_ROWS)
+        ],
+        "num_missing": len(waiting),
+    }
+
+
+def _urgency(cache: str, load: CandidateStatus) -> tuple[bool, bool, float, int]:
+    return load.state != "up", cache != "exact", load.queue_ms, load.num_requests
 
 
 def queue_fields(room: WaitingRoom, conversations: Conversations, *, is_on: bool) -> dict[str, Any]:

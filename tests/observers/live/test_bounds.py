@@ -17,7 +17,7 @@ from router.index.block_index import BlockIndex
 from router.index.cache_view import CacheView
 from router.metrics import Metrics
 from router.observers.live.recent import MAX_COSTS, decision_line
-from router.observers.live.replica_rows import MAX_ROWS, ReplicaRows
+from router.observers.live.state import MAX_ROWS, replica_fields
 from router.observers.sessions.bookkeeper import Findings, SessionNames
 from router.observers.sessions.describe import MAX_RECENT, MAX_SESSIONS, SessionRows
 from router.observers.sessions.session_ledger import SessionLedger, Thread
@@ -84,7 +84,7 @@ def test_of_a_thousand_replicas_those_in_trouble_come_first() -> None:
         pools=PoolStatus(pools, fleet),
         sharing=None,
     )
-    rows = ReplicaRows(status, fleet, caches, waiting, Metrics()).describe()
+    rows = replica_fields(status, fleet, caches, waiting, Metrics())
 
     assert (rows["total"], rows["num_missing"]) == (1_000, 200)
     assert len(rows["shown"]) == len(rows["missing"]) == MAX_ROWS
