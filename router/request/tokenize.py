@@ -42,23 +42,24 @@ from router.replicas.fleet import Fleet
 from router.replicas.replica import Replica
 from router.request.results import Read, Tokenized
 from router.tokens import NeedsEngine, Prompter, Prompters, Tokens
+from router.tokens.encoder import Part, text_of
 from router.tokens.media import (
     KnownMedia,
     MediaBook,
     MediaItem,
+    before_media,
     data_of,
     has_media,
-    mark_media,
     media_items,
     media_key,
     name_of,
+    without_media,
 )
 from router.tokens.needs_engine import is_failure
 from router.tokens.prompt_tree import EncodePlan
 
 BYTES_PER_TOKEN: Final = 4  # where a prompt's tokens cannot be known at all
 _TOKENS_PER_ITEM: Final = 1_000  # a screenshot has some, where it is not known
-_MEDIA_MARK: Final = "this message is unknown to the router"
 _MAX_ASKED: Final = 4  # new items of one request; the others when it comes again
 _MAX_ASKING_S: Final = 2.0  # then no other is asked for
 _MAX_MEDIA_ITEMS: Final = 1_000
@@ -110,8 +111,8 @@ class MediaTokenizer:
             raise NeedsEngine("multimodal", "kind")
         chat = replace(chat, shows_media=True)
         num_chars = len(read.inbound.body or b"") - num_media_chars(items)
-        text = await self._text(chat, prompter, limit, num_chars, owner)
-        texts, is_as_sent = book.split(text, [item.kind for item in items])
+        parts = await self._parts(chat, prompter, limit, num_chars, owner)
+        texts, is_as_sent = book.split(text_of(parts), [item.kind for item in items])
         if len(texts) == 1:
             raise NeedsEngine("multimodal")
         known: list[KnownMedia] = []
@@ -145,29 +146,28 @@ class MediaTokenizer:
         Raises:
             NeedsEngine: nothing of it can be made here.
         """
-        chat = replace(chat, messages=mark_media(chat.messages, _MEDIA_MARK))
+        chat = replace(chat, messages=without_media(chat.messages))
         num_bytes, owner = len(read.inbound.body or b""), read.inbound.owner
-        text = await self._text(chat, prompter, limit, num_bytes, owner)
-        before, mark, behind = text.partition(_MEDIA_MARK)
-        if not mark:
+        known = before_media(await self._parts(chat, prompter, limit, num_bytes, owner))
+        if known is None:
             raise NeedsEngine("multimodal")
-        plan = prompter.plan_rendered(chat, [before], owner=owner)
+        plan = prompter.plan_rendered(chat, known.parts, owner=owner)
         tokens = prompter.commit(plan, await self._workers.encoded(plan)).before_tail()
         if not tokens.num_tokens:
             raise NeedsEngine("multimodal")
-        num_media = 1 + behind.count(_MEDIA_MARK)
+        num_rest_tokens = known.num_rest_chars // BYTES_PER_TOKEN
         return Tokenized(
             tokens=tokens,
             way="prefix",
-            num_rest_tokens=len(behind) // BYTES_PER_TOKEN + num_media * _TOKENS_PER_ITEM,
+            num_rest_tokens=num_rest_tokens + known.num_unknown * _TOKENS_PER_ITEM,
             num_head_tokens=tokens.num_tokens,
             num_named_tokens=tokens.num_tokens,
             has_media=True,
         )
 
-    async def _text(
+    async def _parts(
         self, chat: ChatRequest, prompter: Prompter, limit: Limit, num_chars: int, owner: str
-    ) -> str:
+    ) -> Sequence[Part]:
         """Render a chat.
 
         Raises:
@@ -177,10 +177,9 @@ class MediaTokenizer:
             parts = await self._workers.rendered(prompter, chat, num_chars=num_chars, owner=owner)
         except TemplateFailed as exc:  # the engine will say so in its own words
             raise NeedsEngine("multimodal", "template") from exc
-        text = "".join(parts)
-        if len(text) > limit.max_chars:
+        if sum(map(len, parts)) > limit.max_chars:
             raise NeedsEngine("multimodal", "size")
-        return text
+        return parts
 
 
 class MediaFinder:
@@ -310,7 +309,7 @@ class Workers:
 
     async def rendered(
         self, prompter: Prompter, chat: ChatRequest, *, num_chars: int, owner: str
-    ) -> Sequence[str]:
+    ) -> Sequence[Part]:
         """Render a chat in parts; what is large off the loop, and what is huge not at all.
 
         Args:
@@ -318,17 +317,17 @@ class Workers:
             owner: See `PromptMemory`.
 
         Raises:
-            NeedsEngine, TemplateFailed: as `Prompter.render_parts`.
+            NeedsEngine, TemplateFailed: as `Prompter.render`.
         """
         num_items = chat.num_items
         if num_items > _MAX_ITEMS:
             raise NeedsEngine("size")
         if num_items > _HEAVY_ITEMS or num_chars > _HEAVY_BYTES:
-            return await self._heavily(partial(prompter.render_parts, chat, apart=True))
+            return await self._heavily(partial(prompter.render, chat, apart=True))
         if num_items > prompter.max_inline_items:
-            render = partial(prompter.render_parts, chat, owner=owner, apart=True)
+            render = partial(prompter.render, chat, owner=owner, apart=True)
             return await asyncio.get_running_loop().run_in_executor(self._encoders, render)
-        return prompter.render_parts(chat, owner=owner)
+        return prompter.render(chat, owner=owner)
 
     async def encoded(self, plan: EncodePlan) -> list[TokenIds]:
         """Encode the new part of a plan.

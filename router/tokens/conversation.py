@@ -43,11 +43,15 @@ class _Entry(NamedTuple):
 
 
 class JsonMemo:
-    """Values by the text that they were parsed from, and the JSON of these values by identity."""
+    """Values by the text that they were parsed from, and the JSON of these values by identity.
 
-    __slots__ = ("_entries", "_printed")
+    owner: Whose values these are; see `of`.
+    """
+
+    __slots__ = ("_entries", "_printed", "owner")
 
     def __init__(self, max_bytes: int = 32 << 20) -> None:
+        self.owner = ""
         self._entries: BoundedBytes[_Key, _Entry] = BoundedBytes(max_bytes)
         self._printed: dict[int, str | None] = {}  # by id(); None: not printed yet
 
@@ -119,17 +123,17 @@ class JsonMemo:
 class _Owned(JsonMemo):
     """One owner's part of a memo."""
 
-    __slots__ = ("_memo", "_owner")
+    __slots__ = ("_memo",)
 
     def __init__(self, memo: JsonMemo, owner: str) -> None:
         self._memo = memo
-        self._owner = owner
+        self.owner = owner
 
     def get(self, key: _Key) -> Any:
-        return self._memo.get((self._owner, _text(key)))
+        return self._memo.get((self.owner, _text(key)))
 
     def put(self, key: _Key, value: Any, printable: Sequence[Any]) -> None:
-        self._memo.put((self._owner, _text(key)), value, printable)
+        self._memo.put((self.owner, _text(key)), value, printable)
 
 
 def _size(text: str | bytes) -> int:

@@ -1,13 +1,11 @@
 """Make token ids of what a renderer writes, and of plain text.
 
-| of          | by                                                                              |
-|-------------|---------------------------------------------------------------------------------|
-| text        | `TextEncoder`: fastokens if it is proven, else `tokenizers`                     |
-| marked text | `models`: special tokens by number, and texts that are encoded one by one       |
+A renderer writes a chat's prompt as parts: all are text, or all are framed.
 
-Marked text is `MARK id,id,… TEXT text [TEXT text …]`. An escaped text contains no mark. A prompt
-may be cut in front of each MARK. gpt-oss prompts have a header's key in the place of the ids
-(`models.harmony`).
+| part     | by                                                                               |
+|----------|----------------------------------------------------------------------------------|
+| `str`    | `TextEncoder`: fastokens if it is proven, else `tokenizers`                      |
+| `Framed` | `FramedEncoder`, in `models`: a header's tokens, and texts encoded one by one    |
 
 fastokens makes the same ids faster, for the byte-pair tokenizers that it knows. vLLM itself can use
 it (VLLM_USE_FASTOKENS: vllm/tokenizers/fastokens.py at 0.32.0). Each tokenizer is proven first, on
@@ -29,82 +27,99 @@ import os
 import random
 from abc import ABC, abstractmethod
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import Final, Protocol
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any, cast
 
+import msgspec
 from tokenizers import Tokenizer
 
 from router.api.openai import TokenIds
-from router.tokens.boundaries import Boundaries, Needle, TextCuts, find_boundaries
+from router.tokens.boundaries import MIN_SEGMENT_BYTES, Boundaries, TextCuts, find_boundaries
 from router.tokens.needs_engine import NeedsEngine, is_failure
-from router.tokens.prompt_tree import NewSegment, PromptBoundaries
+from router.tokens.prompt_tree import Boundary, NewSegment, PromptBoundaries
 
-MARK: Final = "\0\1"
-TEXT: Final = "\0\2"
-_NUL: Final = "\0\3"
+pack = msgspec.msgpack.Encoder().encode
 
 
-def escaped(text: str) -> str:
-    """Escape a text so that it contains no mark."""
-    return text.replace("\0", _NUL)
+class Framed:
+    """Texts behind a header that no text can imitate; each is encoded on its own.
+
+    Args:
+        header: Special token ids, or what the family's encoder makes tokens of; msgspec writes it.
+        texts: The texts.
+
+    packed: The whole as bytes. No packed part is the beginning of another.
+    """
+
+    __slots__ = ("header", "packed", "texts")
+
+    def __init__(self, header: Any, texts: Sequence[str] = ()) -> None:
+        self.header = header
+        self.texts = texts
+        self.packed = pack((header, texts))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Framed) and self.packed == other.packed
+
+    def __len__(self) -> int:
+        """Return the size in bytes."""
+        return len(self.packed)
 
 
-def unescaped(text: str) -> str:
-    """Undo `escaped`."""
-    return text.replace(_NUL, "\0")
+Part = str | Framed
 
 
-def split(marked: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the head behind each mark, and the texts behind the head; both unescaped."""
-    for piece in marked.split(MARK)[1:]:
-        head, *texts = piece.split(TEXT)
-        yield unescaped(head), [unescaped(each) for each in texts]
+def text_of(parts: Sequence[Part]) -> str:
+    """Join parts that are text."""
+    return "".join(cast("Sequence[str]", parts))
 
 
-_NEEDLES = (Needle(MARK, MARK.encode(), 0, MARK.encode()),)
+class FramedEncoder(ABC):
+    """Makes token ids of framed parts."""
 
+    __slots__ = ()
 
-class ChatEncoder(Protocol):
-    """Makes token ids of what a renderer writes."""
-
-    def cuts(self, data: bytes) -> PromptBoundaries:
-        """Find the boundaries of a prompt."""
-        ...
-
-    def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:
-        """Encode segments of a prompt; pure and thread-safe.
+    @abstractmethod
+    def encode(self, parts: Sequence[Framed]) -> TokenIds:
+        """Encode some parts; pure and thread-safe.
 
         Raises:
             NeedsEngine: the library fails on it, as the engine's will.
         """
-        ...
 
-    def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
+    def encode_whole(self, parts: Sequence[Framed]) -> TokenIds:
         """Encode a prompt at once, as the engine does."""
-        ...
+        return self.encode(parts)
 
 
-class MarkedEncoder(ABC):
-    """Makes token ids of marked text. A prompt may be cut in front of each mark."""
+class FramedPrompt:
+    """A prompt's bytes, which may be cut behind each part.
 
-    __slots__ = ()
+    Args:
+        parts: As a renderer wrote them.
+        encoder: Makes their ids.
+    """
 
-    def cuts(self, data: bytes) -> TextCuts:
-        """Find the boundaries of a prompt."""
-        return TextCuts(data, _NEEDLES)
+    __slots__ = ("_encoder", "_ends", "_parts", "data")
 
-    def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:
-        """Encode as `ChatEncoder.encode` does."""
-        return [self.encode_marked(data[segment.start : segment.end].decode()) for segment in new]
+    def __init__(self, parts: Sequence[Part], encoder: FramedEncoder) -> None:
+        self._parts = cast("Sequence[Framed]", parts)
+        self.data = b"".join([part.packed for part in self._parts])
+        self._encoder = encoder
+        self._ends = [0, *accumulate(map(len, parts))]
 
-    def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
-        """Encode as `ChatEncoder.encode_whole` does."""
-        return self.encode_marked(text)
+    def after(self, position: int) -> Boundary | None:
+        """Find the next boundary, as `PromptBoundaries.after` does."""
+        index = bisect_left(self._ends, position + MIN_SEGMENT_BYTES)
+        return Boundary(self._ends[index], b"") if index < len(self._ends) else None
 
-    @abstractmethod
-    def encode_marked(self, text: str) -> TokenIds:
-        """Encode marked text; raises as `ChatEncoder.encode`."""
+    def encode(self, data: bytes, new: Sequence[NewSegment]) -> list[TokenIds]:
+        """Encode segments; pure and thread-safe; raises as `FramedEncoder.encode`."""
+        at, parts = partial(bisect_left, self._ends), self._parts
+        return [self._encoder.encode(parts[at(each.start) : at(each.end)]) for each in new]
 
 
 class PlainEncoder(ABC):
@@ -133,11 +148,18 @@ class PlainEncoder(ABC):
 
     @abstractmethod
     def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:
-        """Encode as `ChatEncoder.encode`. `suffix` goes behind the last of `new`, the tail."""
+        """Encode segments of a text; pure and thread-safe.
+
+        Args:
+            suffix: Goes behind the last of `new`, the tail.
+
+        Raises:
+            NeedsEngine: the library fails on it, as the engine's will.
+        """
 
     @abstractmethod
     def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
-        """Encode as `ChatEncoder.encode_whole` does."""
+        """Encode a text at once, as the engine does."""
 
     @abstractmethod
     def texts_of(self, ids: Sequence[int]) -> list[str]:

@@ -45,7 +45,7 @@ from router.api.openai import Json, TokenIds
 from router.base.backoff import Suspension
 from router.base.bounded import Bounded, BoundedBytes
 from router.base.engines import V0_32, V0_33, Release
-from router.tokens.encoder import ChatEncoder
+from router.tokens.encoder import Framed, Part, PlainEncoder, text_of
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.prompt_tree import Boundary, NewSegment, PromptBoundaries
 
@@ -181,6 +181,7 @@ MEDIA_PARTS: Final[Mapping[str, MediaKind]] = {
 }
 """Types of content parts that are items. Sounds are left to the engine."""
 
+_UNKNOWN: Final = "this message is unknown to the router"
 _MAX_BYTES: Final = 32 << 20
 _ENTRY_BYTES: Final = 400
 _RETRY_S: Final = 60.0  # for an item whose tokens no engine gave
@@ -200,11 +201,30 @@ def has_media(messages: Sequence[Json]) -> bool:
     return False
 
 
-def mark_media(messages: Sequence[Json], mark: str) -> list[Json]:
-    """Copy messages; a message with media has `mark` as its content."""
+def without_media(messages: Sequence[Json]) -> list[Json]:
+    """Copy messages; a message with media has only a mark as its content."""
     return [
-        {**message, "content": mark} if has_media((message,)) else message for message in messages
+        {**message, "content": _UNKNOWN} if has_media((message,)) else message
+        for message in messages
     ]
+
+
+class BeforeMedia(NamedTuple):
+    """A prompt up to its first message with media, and the size of the rest."""
+
+    parts: Sequence[Part]
+    num_rest_chars: int
+    num_unknown: int  # messages
+
+
+def before_media(parts: Sequence[Part]) -> BeforeMedia | None:
+    """Find what is the same whatever the media of `without_media` are; None: no mark is shown."""
+    framed = [each for each in parts if isinstance(each, Framed)]
+    marked = [index for index, each in enumerate(framed) if _UNKNOWN.encode() in each.packed]
+    if marked:
+        return BeforeMedia(framed[: marked[0]], sum(map(len, framed[marked[0] :])), len(marked))
+    before, mark, behind = ("" if framed else text_of(parts)).partition(_UNKNOWN)
+    return BeforeMedia([before], len(behind), 1 + behind.count(_UNKNOWN)) if mark else None
 
 
 def media_items(messages: Sequence[Json]) -> list[MediaItem]:
@@ -435,12 +455,12 @@ class MediaEncoder:
 
     __slots__ = ("_encoder", "_text")
 
-    def __init__(self, text: MediaText, encoder: ChatEncoder) -> None:
+    def __init__(self, text: MediaText, encoder: PlainEncoder) -> None:
         self._text = text
         self._encoder = encoder
 
     def cuts(self, data: bytes) -> MediaCuts:
-        """Find the boundaries of the marked text."""
+        """Find the boundaries of the text and its marks."""
         return MediaCuts(self._text, self._encoder.cuts(data))
 
     def encode(self, data: bytes, new: Sequence[NewSegment], suffix: TokenIds) -> list[TokenIds]:

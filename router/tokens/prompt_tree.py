@@ -551,7 +551,7 @@ class Roots(NamedTuple):
     ids: Segment
     bare: Segment  # text without special tokens around it
     special: Segment  # text with special tokens around it
-    marked: Segment
+    framed: Segment  # parts that are not text alone
 
 
 class PromptMemory:
@@ -595,7 +595,7 @@ class PromptMemory:
                 root(f"ids{suffix}"),
                 root(f"text{suffix}"),
                 root(f"text with special tokens{suffix}", self._prefix),
-                root(f"marked text{suffix}"),
+                root(f"framed{suffix}"),
             )
         return roots
 

@@ -17,12 +17,20 @@ import datetime
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final, Literal, Self
+from typing import Final, Literal, Self, cast
 
 from router.api.openai import ChatRequest, CompletionRequest, TokenIds
 from router.base.engines import V0_32, Release
 from router.tokens.boundaries import IdCuts, slice_ids
-from router.tokens.encoder import ChatEncoder, NoEncoder, PlainEncoder
+from router.tokens.encoder import (
+    Framed,
+    FramedEncoder,
+    FramedPrompt,
+    NoEncoder,
+    Part,
+    PlainEncoder,
+    text_of,
+)
 from router.tokens.media import (
     KnownMedia,
     MediaBook,
@@ -51,7 +59,7 @@ class Reference:
         self,
         encoder: PlainEncoder,
         renderer: Renderer,
-        chat_encoder: ChatEncoder,
+        chat_encoder: FramedEncoder | None,
         media: MediaBook,
     ) -> None:
         self._encoder = encoder
@@ -75,9 +83,8 @@ class Reference:
         if shown is None:
             return None
         renderer = self._renderer
-        text = renderer.render(renderer.adapted(request), by_the_book=True)
-        ours = self._encoder.encode_whole(text, add_special_tokens=False)
-        return tokens_between(ids, ours, shown.token_id)
+        text = text_of(renderer.render(renderer.adapted(request), by_the_book=True))
+        return tokens_between(ids, self.text_ids(text, False), shown.token_id)
 
     def shown(self, ids: Sequence[int], text: str) -> list[str]:
         """Write the tokens of a text so that they can be read: as text, else as numbers."""
@@ -104,9 +111,10 @@ class Reference:
         return not isinstance(text, str) or self.text_ids(text, request.add_special_tokens) == ids
 
     def _chat_ids(self, request: ChatRequest, renderer: Renderer) -> list[int]:
-        text = renderer.render(renderer.adapted(request), by_the_book=True)
-        special = request.add_special_tokens
-        return self._chat_encoder.encode_whole(text, add_special_tokens=special).tolist()
+        parts = renderer.render(renderer.adapted(request), by_the_book=True)
+        if self._chat_encoder is None:
+            return self.text_ids(text_of(parts), request.add_special_tokens)
+        return self._chat_encoder.encode_whole(cast("Sequence[Framed]", parts)).tolist()
 
     def _yesterday(self) -> Renderer:
         """Return a renderer of the day before: a prompt may be proven after midnight."""
@@ -130,7 +138,7 @@ class Prompter:
     Args:
         encoder: The model's tokenizer.
         renderer: Its chat template.
-        chat_encoder: Encodes what the renderer writes. None: that is text, and `encoder` does.
+        chat_encoder: Encodes what the renderer frames. None: that is text, and `encoder` does.
         asks_engine: Whether an engine's `/tokenize` has the tokens of its chats.
         media: Known images. None: the model has none.
         max_inline_items: With more messages, parts and calls (see `ChatRequest.num_items`), a chat
@@ -138,7 +146,7 @@ class Prompter:
         max_bytes: Budget for remembered prompts.
 
     reference: The same tokens, made without the shortcuts here.
-    writes_text: Whether the renderer writes the prompt's text, and not marked text.
+    writes_text: Whether the renderer writes text, and not framed parts.
     """
 
     __slots__ = (
@@ -160,7 +168,7 @@ class Prompter:
         encoder: PlainEncoder,
         renderer: Renderer,
         *,
-        chat_encoder: ChatEncoder | None = None,
+        chat_encoder: FramedEncoder | None = None,
         asks_engine: bool = True,
         media: MediaBook | None = None,
         max_inline_items: int = 1_000,
@@ -173,9 +181,9 @@ class Prompter:
         self.encoder = encoder
         self.renderer = renderer
         self.writes_text = chat_encoder is None
-        self._chat_encoder = chat_encoder or encoder
+        self._chat_encoder = chat_encoder
         self.memory = PromptMemory(max_bytes, encoder.prefix)
-        self.reference = Reference(encoder, renderer, self._chat_encoder, self.media)
+        self.reference = Reference(encoder, renderer, chat_encoder, self.media)
         self._missing: str | None = None
         if isinstance(encoder, NoEncoder):
             self._missing = encoder.reason or "no tokenizer"
@@ -194,16 +202,16 @@ class Prompter:
 
     # ---------------------------------------------------------------- render
 
-    def render_parts(
+    def render(
         self, request: ChatRequest, *, owner: str = "", apart: bool = False
-    ) -> Sequence[str]:
-        """Render a chat request's text in parts; see `Renderer.render_parts`.
+    ) -> Sequence[Part]:
+        """Render a chat request; see `Renderer.render`.
 
         Raises: as `plan_chat`.
         """
         self._check_trusted()
         renderer = self.renderer
-        return renderer.render_parts(renderer.adapted(request), apart=apart, owner=owner)
+        return renderer.render(renderer.adapted(request), apart=apart, owner=owner)
 
     def adapted(self, request: ChatRequest) -> ChatRequest:
         """Adapt as `Renderer.adapted` does.
@@ -225,22 +233,21 @@ class Prompter:
             NeedsEngine: only the engine can make its tokens.
             TemplateFailed: the chat template refuses it; the engine will answer 400.
         """
-        return self.plan_rendered(request, self.render_parts(request, owner=owner), owner=owner)
+        return self.plan_rendered(request, self.render(request, owner=owner), owner=owner)
 
     def plan_rendered(
-        self, request: ChatRequest, parts: Sequence[str], *, owner: str = ""
+        self, request: ChatRequest, parts: Sequence[Part], *, owner: str = ""
     ) -> EncodePlan:
-        """Find the new part of the text that `render_parts` returned.
+        """Find the new part of what `render` returned.
 
         Raises:
             NeedsEngine: the text is no Unicode.
         """
-        data, encoder = _bytes(parts), self._chat_encoder
-        if self.writes_text:
+        if self._chat_encoder is None:
+            data = _bytes(cast("Sequence[str]", parts))
             return self._plan_text(data, request.add_special_tokens, owner)
-        root = self.memory.roots(owner).marked
-        encode = partial(encoder.encode, suffix=_NO_IDS)
-        return self.memory.plan(root, data, encoder.cuts(data), encode)
+        prompt = FramedPrompt(parts, self._chat_encoder)
+        return self.memory.plan(self.memory.roots(owner).framed, prompt.data, prompt, prompt.encode)
 
     def plan_media(
         self,

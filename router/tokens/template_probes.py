@@ -187,7 +187,7 @@ def wants_system_first(source: str) -> bool:
 
 
 def disabled_effort(
-    render: Callable[[ChatRequest], str], efforts: Mapping[str, str], defaults: Json | None
+    render: Callable[[ChatRequest], object], efforts: Mapping[str, str], defaults: Json | None
 ) -> str:
     """Return the effort for disabled thinking: `low` if `none` changes nothing.
 
@@ -199,7 +199,7 @@ def disabled_effort(
         NeedsEngine: the template cannot be tried out here.
     """
 
-    def prompt(effort: str) -> str | None:
+    def prompt(effort: str) -> object:
         try:
             return render(
                 ChatRequest(

@@ -1,10 +1,10 @@
-"""Render a chat request: the text that the engine encodes.
+"""Render a chat request: the prompt that the engine encodes.
 
-`Renderer` is the interface: a Jinja template is rendered here, the rules of families are in
-`models`. There is one `ChatRenderer` per model, with its templates and the engine's options for
-them. It renders as vLLM and transformers do together. Sources: vLLM 0.32.0, renderers/hf.py
-(safe_apply_chat_template), renderers/online_renderer.py (render_chat); transformers 5.19,
-utils/chat_template_utils.py (render_jinja_template).
+`Renderer` is the interface of a family of models: `parts(request)`. Jinja templates are rendered
+here, the rules of other families are in `models`. There is one `ChatRenderer` per model, with its
+templates and the engine's options for them. It renders as vLLM and transformers do together.
+Sources: vLLM 0.32.0, renderers/hf.py (safe_apply_chat_template), renderers/online_renderer.py
+(render_chat); transformers 5.19, utils/chat_template_utils.py (render_jinja_template).
 
 Sources of the template's arguments, besides the messages: vLLM 0.32.0,
 entrypoints/openai/chat_completion/protocol.py (build_chat_params), renderers/params.py
@@ -58,6 +58,7 @@ from router.tokens.conversation import (
     check_numbers,
     without_developer,
 )
+from router.tokens.encoder import Part
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.template_probes import (
     ContentFormat,
@@ -103,28 +104,21 @@ class Renderer(ABC):
         self.defaults: Json | None = None
 
     @abstractmethod
-    def render_parts(
-        self,
-        request: ChatRequest,
-        *,
-        by_the_book: bool = False,
-        apart: bool = False,
-        owner: str = "",
-    ) -> Sequence[str]:
-        """Render the prompt's text, in parts to join.
+    def parts(self, request: ChatRequest, memo: JsonMemo, by_the_book: bool) -> Sequence[Part]:
+        """Write a prompt: all parts are text, or all are framed.
 
         One wide character makes all of a text wide, and ten times slower to encode. Most parts
-        have none. Threads other than the loop's must set `by_the_book` or `apart`.
+        have none.
 
         Args:
+            memo: What is remembered for the request's owner; a new one if nothing may be.
             by_the_book: Render without shortcuts, to compare.
-            apart: Remember nothing.
-            owner: Whose request it is. Remembered parts speed up only the same owner's requests.
 
         Raises:
             NeedsEngine: only the engine knows how it renders the request.
             TemplateFailed: the template or the rules refuse the messages. The engine will
                 answer 400.
+            UnicodeEncodeError: a framed text is no Unicode.
         """
 
     def render(
@@ -134,10 +128,23 @@ class Renderer(ABC):
         by_the_book: bool = False,
         apart: bool = False,
         owner: str = "",
-    ) -> str:
-        """Render the prompt's text; see `render_parts`."""
-        parts = self.render_parts(request, by_the_book=by_the_book, apart=apart, owner=owner)
-        return "".join(parts)
+    ) -> Sequence[Part]:
+        """Render a prompt; see `parts`.
+
+        Threads other than the loop's must set `by_the_book` or `apart`.
+
+        Args:
+            apart: Remember nothing.
+            owner: Whose request it is. Its `memo` speeds up only the same owner's requests.
+
+        Raises:
+            NeedsEngine, TemplateFailed: as `parts`.
+        """
+        memo = JsonMemo() if by_the_book or apart else self._memo
+        try:
+            return self.parts(request, memo.of(owner), by_the_book)
+        except UnicodeEncodeError as exc:
+            raise NeedsEngine("surrogate") from exc
 
     def adapted(self, request: ChatRequest) -> ChatRequest:
         """Change the fields that depend on the template, and set the engine's defaults.
@@ -183,10 +190,6 @@ class Renderer(ABC):
         except Exception as exc:  # whatever a template may raise
             raise NeedsEngine("template", type(exc).__name__) from exc
 
-    def _memo_of(self, owner: str, *, is_alone: bool) -> JsonMemo:
-        """Return an owner's memo; a new one if nothing may be remembered."""
-        return JsonMemo() if is_alone else self._memo.of(owner)
-
 
 class NoRenderer(Renderer):
     """Stands for a chat template that cannot be used here: the engine has to render.
@@ -201,14 +204,7 @@ class NoRenderer(Renderer):
         super().__init__()
         self.reason = reason
 
-    def render_parts(
-        self,
-        request: ChatRequest,
-        *,
-        by_the_book: bool = False,
-        apart: bool = False,
-        owner: str = "",
-    ) -> Sequence[str]:
+    def parts(self, request: ChatRequest, memo: JsonMemo, by_the_book: bool) -> Sequence[Part]:
         raise NeedsEngine("model", self.reason)
 
     def adapted(self, request: ChatRequest) -> ChatRequest:
@@ -499,15 +495,7 @@ class ChatRenderer(Renderer):
         self._templates[with_tools] = found
         return found
 
-    def render_parts(
-        self,
-        request: ChatRequest,
-        *,
-        by_the_book: bool = False,
-        apart: bool = False,
-        owner: str = "",
-    ) -> Sequence[str]:
-        memo = self._memo_of(owner, is_alone=by_the_book or apart)
+    def parts(self, request: ChatRequest, memo: JsonMemo, by_the_book: bool) -> Sequence[str]:
         conversation, arguments, template = self._prepare(request, memo)
         continues = bool(arguments.pop("continue_final_message", False))
         if continues and request.shows_media:

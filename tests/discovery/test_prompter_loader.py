@@ -17,6 +17,7 @@ from router.config import TokensConfig
 from router.discovery import prompter_loader
 from router.discovery.prompter_loader import PrompterLoader, configured_prompter
 from router.tokens import Prompters
+from router.tokens.encoder import text_of
 from tests.tokens.vllm_routes import MODEL
 from tests.waiting import until
 
@@ -56,7 +57,7 @@ def test_prompts_contain_the_engines_date(
     prompter = configured_prompter("m", str(MODEL), str(MODEL), config, V0_32)
 
     request = parse_chat({"messages": [{"role": "user", "content": "hi"}]})
-    assert "".join(prompter.render_parts(request)) == shown
+    assert text_of(prompter.render(request)) == shown
 
 
 class NewYearsEve(datetime):

@@ -16,7 +16,7 @@ import pytest
 from router.api.openai import ChatRequest, parse_chat
 from router.base.errors import TemplateFailed
 from router.tokens import NeedsEngine
-from router.tokens.media import mark_media
+from router.tokens.media import before_media, without_media
 from router.tokens.models import harmony_encoder
 from tests.conversations import conversations, grown
 from tests.tokens.families import APIS, DATE, FAMILIES, ONLY_PROVEN
@@ -82,10 +82,10 @@ def test_what_is_before_media_is_the_same_whatever_they_are(name: str) -> None:
             {"role": "user", "content": "And?"},
         ]
     }
-    marked = {**body, "messages": mark_media(body["messages"], "MARK")}
-    parts = prompter.render_parts(parse_chat(marked))
-    before = "".join(parts).partition("MARK")[0]
-    plan = prompter.plan_rendered(parse_chat(marked), [before])
+    chat = parse_chat({**body, "messages": without_media(body["messages"])})
+    before = before_media(prompter.render(chat))
+    assert before is not None
+    plan = prompter.plan_rendered(chat, before.parts)
     known = prompter.commit(plan, plan.encode()).before_tail().ids()
 
     # A prompt is cut at special tokens alone, and MiniMax's are none of the tiny tokenizer.
@@ -137,24 +137,23 @@ def test_efforts_that_deepseek_v41_refuses(effort: object) -> None:
     user = {"messages": [{"role": "user", "content": "hi"}]}
 
     shown = _render("deepseek-v4.1", user | {"chat_template_kwargs": {"reasoning_effort": 7}})
-    assert "Reasoning Effort: 7 (" in shown
+    assert "Reasoning Effort: 7 (" in "".join(shown)
     with pytest.raises(TemplateFailed):
         _render("deepseek-v4.1", user | {"chat_template_kwargs": {"reasoning_effort": effort}})
 
 
 def test_headers_are_remembered_within_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """A developer message's has the instructions and all tools: a thousand of these are much."""
-    monkeypatch.setattr(harmony_encoder, "MAX_HEADER_CHARS", 3_000)
+    monkeypatch.setattr(harmony_encoder, "MAX_HEADER_BYTES", 3_000)
     encoder = harmony_encoder.HarmonyEncoder()
-    texts = [
+    prompts = [
         _render("gpt-oss", {"messages": [{"role": "system", "content": f"{number}" * 900}]})
         for number in (*range(9), 8)
     ]
 
-    for text in texts:
-        ids = encoder.encode_marked(text)
-        assert ids == encoder.encode_whole(text, add_special_tokens=False)
-        assert 900 <= sum(map(len, encoder._frames)) == encoder._num_chars <= 3_000
+    for parts in prompts:
+        assert encoder.encode(parts) == encoder.encode_whole(parts)
+        assert 900 <= sum(map(len, encoder._frames)) == encoder._num_bytes <= 3_000
 
 
 def test_a_proof_after_midnight() -> None:
@@ -181,7 +180,7 @@ def test_the_page_names_every_family() -> None:
     assert named == set(FAMILIES) | set(ONLY_PROVEN)
 
 
-def _render(name: str, body: dict[str, object]) -> str:
+def _render(name: str, body: dict[str, object]) -> Sequence[Any]:
     return _loaded(name).renderer.render(parse_chat(body))
 
 

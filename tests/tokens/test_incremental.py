@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import tracemalloc
 from array import array
+from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from router.api.openai import TokenIds
 from router.base.contracts import NO_EXTRA, Algorithm, ExtraKeys, HashContract
 from router.tokens import prompt_tree
+from router.tokens.encoder import Framed, FramedEncoder, FramedPrompt
 from router.tokens.prompt_tree import MAX_CHAINS, Boundary, Segment, SegmentTree
 
 CONTRACT = HashContract(algorithm="xxhash", block_size=4)
@@ -178,3 +183,27 @@ def test_digests_after_an_eviction() -> None:
 
     assert tree.digests(path, CONTRACT, NO_EXTRA, [9]) == [CONTRACT.digests(None, [97] * 40)[9]]
     assert tree.size_bytes == size_bytes
+
+
+class Spelling(FramedEncoder):
+    """Makes a token of each number of a header and of each character."""
+
+    def encode(self, parts: Sequence[Framed]) -> TokenIds:
+        return array("I", [n for p in parts for n in (*p.header, *map(ord, "".join(p.texts)))])
+
+
+PART = st.builds(Framed, st.lists(st.integers(0, 300)), st.lists(st.text() | st.just("x" * 400)))
+PROMPTS = st.lists(PART, min_size=1).flatmap(lambda of: st.lists(st.lists(st.sampled_from(of))))
+
+
+@pytest.mark.hypothesis
+@given(PROMPTS)
+def test_framed_prompts_are_found_by_their_parts(prompts: list[list[Framed]]) -> None:
+    """Prompts that share any parts, whatever the texts are: the ids are those of a whole encode."""
+    tree = SegmentTree()
+    root = tree.make_root("r")
+    for parts in prompts:
+        prompt = FramedPrompt(parts, Spelling())
+        walk = tree.walk(root, prompt.data, prompt)
+        path = tree.commit(walk, prompt.encode(prompt.data, walk.new))
+        assert sum((part.ids for part in path), array("I")) == Spelling().encode(parts)

@@ -12,6 +12,7 @@ import pytest
 from router.api.openai import parse_chat
 from router.base.system import install_hint
 from router.tokens import Prompter, load_prompter
+from router.tokens.encoder import text_of
 from router.tokens.models.kimi_tools import declare_tools, sort_keys
 from tests.tokens.kimi_models import build_model
 
@@ -149,9 +150,9 @@ def test_tools_in_order(model: Path) -> None:
         '"type": "function"}]'
     )
 
-    assert prompter.renderer.render(request) == printed
-    assert prompter.renderer.render(request) == printed
-    assert prompter.renderer.render(request, by_the_book=True) == printed
+    assert prompter.renderer.render(request) == [printed]
+    assert prompter.renderer.render(request) == [printed]
+    assert prompter.renderer.render(request, by_the_book=True) == [printed]
 
 
 def test_defaults_of_the_code(tmp_path: Path) -> None:
@@ -159,9 +160,10 @@ def test_defaults_of_the_code(tmp_path: Path) -> None:
     template = "{{ thinking }} {{ preserve_thinking }} {{ tools_ts_str is defined }}"
     prompter = _load(build_model("kimi-k2.5-tools", tmp_path), template)
 
-    assert prompter.renderer.render(parse_chat({"messages": [USER]})) == "True False False"
+    first = prompter.renderer.render(parse_chat({"messages": [USER]}))
+    assert text_of(first) == "True False False"
     asked = {"messages": [USER], "chat_template_kwargs": {"thinking": False}}
-    assert prompter.renderer.render(parse_chat(asked)) == "False False False"
+    assert text_of(prompter.renderer.render(parse_chat(asked))) == "False False False"
 
 
 def test_tools_in_typescript() -> None:

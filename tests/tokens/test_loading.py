@@ -106,7 +106,7 @@ def test_a_template_with_the_date(model: Path) -> None:
         assert prompter.renderer.is_dated
         prompter.renderer.today = lambda: datetime.date(2026, 3, 1)
     assert _text(dated) == "01 Mar 2026"
-    assert dated.renderer.render(HELLO, by_the_book=True) == "01 Mar 2026"
+    assert dated.renderer.render(HELLO, by_the_book=True) == ["01 Mar 2026"]
     with pytest.raises(NeedsEngine):
         timed.plan_chat(HELLO)
 

@@ -26,6 +26,7 @@ from router.request import tokenize
 from router.request.tokenize import MediaFinder
 from router.tokens import NeedsEngine, Prompter, load_prompter
 from router.tokens.conversation import JsonMemo, build_conversation
+from router.tokens.encoder import text_of
 from router.tokens.media import (
     MAX_URL_CHARS,
     MediaBook,
@@ -73,7 +74,7 @@ class FakeEngine:
         request = replace(parse_chat(orjson.loads(body)), shows_media=True)
         [item] = media_items(request.messages)
         assert item.url is not None
-        before, behind = self._prompter.renderer.render(request).split("<image>")
+        before, behind = text_of(self._prompter.renderer.render(request)).split("<image>")
         return [*self.encoded(before), *self.images[item.url], *self.encoded(behind)]
 
     def encoded(self, text: str) -> list[int]:
@@ -108,7 +109,7 @@ class Setup:
 
     def texts(self, body: dict[str, Any]) -> tuple[ChatRequest, list[str]]:
         request = replace(parse_chat(body), shows_media=True)
-        return request, self.prompter.renderer.render(request).split("<image>")
+        return request, text_of(self.prompter.renderer.render(request)).split("<image>")
 
 
 @pytest.fixture(name="setup")
@@ -145,7 +146,7 @@ async def test_prompts_of_responses_are_vllms(setup: Setup) -> None:
         chat = replace(parse_responses(as_responses(body)), shows_media=True)
         items = media_items(chat.messages)
         known = await setup.find_all(items)
-        texts = setup.prompter.renderer.render(chat).split("<image>")
+        texts = text_of(setup.prompter.renderer.render(chat)).split("<image>")
         plan = setup.prompter.plan_media(chat, texts, known)
 
         tokens = setup.prompter.commit(plan, plan.encode())
@@ -280,7 +281,7 @@ def test_images_render_only_where_they_are_understood(setup: Setup) -> None:
 
     with pytest.raises(NeedsEngine):
         setup.prompter.renderer.render(asked)
-    assert "<image>" in setup.prompter.renderer.render(replace(asked, shows_media=True))
+    assert "<image>" in text_of(setup.prompter.renderer.render(replace(asked, shows_media=True)))
     for role, part in (("system", image), ("assistant", image), ("user", {**image, "text": "t"})):
         body = {"messages": [{"role": role, "content": [part]}]}
         with pytest.raises(NeedsEngine):

@@ -1,7 +1,8 @@
 """Model families that engines render with code of their own, not with a Jinja template alone.
 
 Each module here has one function `load`, and is imported for a model of its family only: its
-library is an optional extra. To add a family, write such a module and add a row to `FAMILIES`.
+library is an optional extra. To add a family, write such a module with a `Renderer`, whose `parts`
+writes a prompt, and add a row to `FAMILIES`.
 """
 
 from __future__ import annotations

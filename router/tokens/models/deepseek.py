@@ -51,31 +51,22 @@ class DeepSeekRenderer(Renderer):
 
     Encoding ignores `add_generation_prompt`, `continue_final_message` and `documents`.
 
+    printers: Remember what they wrote of remembered values.
     tag_prefix: Stands before the name in the tags of calls.
     """
 
     content_format: ContentFormat
     tag_prefix = ""
 
-    __slots__ = ("_printers", "_release", "_remembering")
+    __slots__ = ("_release", "printers")
 
     def __init__(self, given: str | None = None, release: Release = V0_32) -> None:
         super().__init__(given)
         self._release = release
         arguments = functools.partial(_arguments, f"{DSML}{self.tag_prefix}parameter")
-        self._printers = Printers(_tool, arguments)
-        self._remembering = Printers(self._memo.wrap(_tool), self._memo.wrap(arguments))
+        self.printers = Printers(self._memo.wrap(_tool), self._memo.wrap(arguments))
 
-    def render_parts(
-        self,
-        request: ChatRequest,
-        *,
-        by_the_book: bool = False,
-        apart: bool = False,
-        owner: str = "",
-    ) -> Sequence[str]:
-        is_alone = by_the_book or apart
-        memo = self._memo_of(owner, is_alone=is_alone)
+    def parts(self, request: ChatRequest, memo: JsonMemo, by_the_book: bool) -> Sequence[str]:
         if request.engine_only is not None:
             raise NeedsEngine("field", request.engine_only)
         if request.chat_template is not None:
@@ -89,9 +80,8 @@ class DeepSeekRenderer(Renderer):
             raise NeedsEngine("field", "chat_template_kwargs.self")
         tools = arguments.pop("tools")
         conversation = self.read(request.messages, memo)
-        printers = self._printers if is_alone else self._remembering
         try:
-            return [self.encode(conversation, tools or None, arguments, printers)]
+            return [self.write(conversation, tools or None, arguments)]
         except RecursionError as exc:
             raise NeedsEngine("arguments", "too deep") from exc
 
@@ -105,12 +95,8 @@ class DeepSeekRenderer(Renderer):
         return build_conversation(messages, self.content_format, memo)
 
     @abstractmethod
-    def encode(
-        self,
-        conversation: Conversation,
-        tools: Sequence[Message] | None,
-        arguments: dict[str, Any],
-        printers: Printers,
+    def write(
+        self, conversation: Conversation, tools: Sequence[Message] | None, arguments: dict[str, Any]
     ) -> str:
         """Write the prompt of a conversation.
 

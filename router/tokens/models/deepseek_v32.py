@@ -72,12 +72,8 @@ class DeepSeekV32Renderer(DeepSeekRenderer):
 
     __slots__ = ()
 
-    def encode(
-        self,
-        conversation: Conversation,
-        tools: Sequence[Message] | None,
-        arguments: dict[str, Any],
-        printers: Printers,
+    def write(
+        self, conversation: Conversation, tools: Sequence[Message] | None, arguments: dict[str, Any]
     ) -> str:
         is_thinking = bool(arguments.get("thinking") or arguments.get("enable_thinking"))
         messages = list(conversation)
@@ -91,7 +87,7 @@ class DeepSeekV32Renderer(DeepSeekRenderer):
                 raise refused(f"role {other[0]!r} before the last user's message")
         return BOS + "".join(
             [
-                _message(messages, index, user, is_thinking, printers)
+                _message(messages, index, user, is_thinking, self.printers)
                 for index in range(len(messages))
             ]
         )

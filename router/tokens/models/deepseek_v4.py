@@ -32,7 +32,6 @@ from router.tokens.models.deepseek import (
     USER,
     DeepSeekRenderer,
     Message,
-    Printers,
     calls_block,
     last_user,
     load_deepseek,
@@ -131,12 +130,8 @@ class DeepSeekV4Renderer(DeepSeekRenderer):
 
     __slots__ = ()
 
-    def encode(
-        self,
-        conversation: Conversation,
-        tools: Sequence[Message] | None,
-        arguments: dict[str, Any],
-        printers: Printers,
+    def write(
+        self, conversation: Conversation, tools: Sequence[Message] | None, arguments: dict[str, Any]
     ) -> str:
         is_thinking, preface = self.thinking(arguments)
         messages = _merged(_with_tools(conversation, tools))
@@ -151,7 +146,7 @@ class DeepSeekV4Renderer(DeepSeekRenderer):
             if message["role"] == "system" and (index > 0 or not is_thinking):
                 pieces.append(self.system)
             shows = is_thinking and (not drops or index > user)
-            pieces.append(self._message(messages, index, shows, printers))
+            pieces.append(self._message(messages, index, shows))
             following = messages[index + 1]["role"] if index + 1 < len(messages) else None
             if following in (None, "assistant", "latest_reminder"):
                 opens_thinking = is_thinking and (not drops or index >= user)
@@ -188,9 +183,7 @@ class DeepSeekV4Renderer(DeepSeekRenderer):
             return following != "latest_reminder"
         return role in ("user", "developer")
 
-    def _message(
-        self, messages: list[Message], index: int, shows_thinking: bool, printers: Printers
-    ) -> str:
+    def _message(self, messages: list[Message], index: int, shows_thinking: bool) -> str:
         message = messages[index]
         role = message["role"]
         if role == "user":
@@ -202,13 +195,13 @@ class DeepSeekV4Renderer(DeepSeekRenderer):
             if shows_thinking and not is_task:
                 thinking = (message.get("reasoning") or "") + END_THINK
             calls = message.get("tool_calls")
-            block = calls_block(calls, self.calls, printers, self.tag_prefix) if calls else ""
+            block = calls_block(calls, self.calls, self.printers, self.tag_prefix) if calls else ""
             return f"{thinking}{content}{block}{EOS}"
         if role == "system":
             tools = message.get("tools")
             if not tools:
                 return content
-            listed = "\n".join([printers.tool(tool) for tool in tools])
+            listed = "\n".join([self.printers.tool(tool) for tool in tools])
             return f"{content}\n\n{self.tools_head}{listed}{_TOOLS_END}"
         if role == "latest_reminder":
             return _REMINDER + content

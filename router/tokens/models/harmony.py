@@ -1,17 +1,8 @@
-"""gpt-oss: from a chat request to a prompt in marked text, which `harmony_encoder` encodes.
+"""gpt-oss: from a chat request to messages behind headers, which `harmony_encoder` encodes.
 
 The engine renders these chats with OpenAI's harmony library, message by message, and ignores the
 chat template. A message's texts are encoded apart from its header and never contain a special
-token. So a prompt is a row of messages, each with the key of its header:
-
-    MARK key TEXT text [TEXT text …]
-
-    key                      message
-    s date effort flag       the system message; the flag: there are functions
-    d [instructions, tools]  a developer's, in JSON; tools: [name, description, parameters] each
-    u  a  c  f               a user's; the assistant's analysis, commentary and final answer
-    k name  t name           a call of a function, and its result
-    g                        the header that opens the answer
+token.
 
 Source: vLLM 0.32.0, renderers/online_renderer.py (_make_request_with_harmony),
 entrypoints/openai/parser/harmony_utils.py.
@@ -27,28 +18,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final
 
-import orjson
-
 from router.api.openai import ChatRequest, Json
 from router.base.errors import TemplateFailed
 from router.tokens.conversation import (
+    JsonMemo,
     build_tools,
     check_calls,
     check_message,
     reasoning_of,
     text_parts,
 )
-from router.tokens.encoder import MARK, TEXT, TextEncoder, escaped
+from router.tokens.encoder import Framed, TextEncoder
 from router.tokens.model_files import ModelFiles
 from router.tokens.models import missing
-from router.tokens.models.harmony_encoder import FIELD, HarmonyEncoder
+from router.tokens.models.harmony_encoder import (
+    OPENING,
+    DeveloperHeader,
+    FunctionTool,
+    HarmonyEncoder,
+    MessageHeader,
+    SystemHeader,
+)
 from router.tokens.needs_engine import NeedsEngine
 from router.tokens.prompter import Prompter
 from router.tokens.templates import ChatRenderer, NoRenderer, Renderer, continued_and_begun
 
-Piece = tuple[str, tuple[str, ...]]
-"""A message: its header's key (see `harmony`) and its texts."""
-
+_USER: Final = MessageHeader("user")
+_ANALYSIS: Final = MessageHeader("assistant", "analysis")
+_COMMENTARY: Final = MessageHeader("assistant", "commentary")
+_FINAL: Final = MessageHeader("assistant", "final")
 _INSTRUCTS: Final = ("system", "developer")
 _STATUSES: Final = (None, "in_progress", "completed", "incomplete")
 
@@ -74,8 +72,8 @@ def split_items(body: Json) -> tuple[str | None, Sequence[Json]]:
     return instructions, items
 
 
-def item_pieces(items: Sequence[Json]) -> Iterator[Piece | str]:
-    """Yield the items as messages; a developer's message as its text alone.
+def item_messages(items: Sequence[Json]) -> Iterator[Framed]:
+    """Yield the items as messages.
 
     Raises:
         NeedsEngine, TemplateFailed: as `Renderer.render`.
@@ -88,33 +86,33 @@ def item_pieces(items: Sequence[Json]) -> Iterator[Piece | str]:
         elif kind == "reasoning":
             content = item.get("content")
             if content:
-                yield "a", ("\n".join(_item_texts(content)),)
+                yield Framed(_ANALYSIS, ("\n".join(_item_texts(content)),))
         elif kind == "function_call":
             if item.get("namespace") is not None or item.get("status") not in _STATUSES:
                 raise NeedsEngine("message", "item")
             if "<|" in item["name"]:
                 raise NeedsEngine("tool_calls", "name")
             names[item["call_id"]] = item["name"]
-            yield f"k{item['name']}", (item["arguments"],)
+            yield _call(item["name"], item["arguments"])
         elif kind == "function_call_output":
             if type(item["output"]) is not str or type(item.get("call_id")) is not str:
                 raise NeedsEngine("message", "item")
             name = names.get(item["call_id"])
             if name is None:
                 raise TemplateFailed("an output has no call before it", param="input")
-            yield f"t{name}", (item["output"],)
+            yield _result(name, item["output"])
         else:
             raise NeedsEngine("message", "item")
 
 
-def _message(item: Json) -> Iterator[Piece | str]:
+def _message(item: Json) -> Iterator[Framed]:
     role, content = item["role"], item["content"]
     if role in _INSTRUCTS:
         text = _item_text(content)
         if text:
-            yield text
+            yield _developer(text)
         return
-    yield "f" if role == "assistant" else "u", _item_texts(content)
+    yield Framed(_FINAL if role == "assistant" else _USER, _item_texts(content))
 
 
 def _item_texts(content: Any) -> tuple[str, ...]:
@@ -131,7 +129,6 @@ def _item_text(content: Any) -> str | None:
 
 
 _EFFORTS = frozenset({"low", "medium", "high"})
-_INSTRUCTING = frozenset({"system", "developer"})
 
 
 def load(files: ModelFiles, max_bytes: int) -> Prompter:
@@ -168,16 +165,7 @@ class HarmonyRenderer(Renderer):
         super().__init__()
         self._wants_system_first = wants_system_first
 
-    def render_parts(
-        self,
-        request: ChatRequest,
-        *,
-        by_the_book: bool = False,
-        apart: bool = False,
-        owner: str = "",
-    ) -> Sequence[str]:
-        """Render the prompt's marked text; see `Renderer.render_parts`."""
-        memo = self._memo_of(owner, is_alone=by_the_book or apart)
+    def parts(self, request: ChatRequest, memo: JsonMemo, by_the_book: bool) -> Sequence[Framed]:
         if request.engine_only is not None:
             raise NeedsEngine("field", request.engine_only)
         if request.continue_final_message and request.add_generation_prompt:
@@ -188,20 +176,18 @@ class HarmonyRenderer(Renderer):
             raise TemplateFailed(
                 f"gpt-oss has no `reasoning_effort` {effort!r}", param="reasoning_effort"
             )
-        tools = [_tool(tool) for tool in build_tools(request.tools, memo) or ()]
-        key = FIELD.join([f"s{self.today().isoformat()}", effort or "medium", str(bool(tools))])
-        pieces: list[Piece] = [(key, ())]
+        tools = tuple(map(_tool, build_tools(request.tools, memo) or ()))
+        header = SystemHeader(self.today().isoformat(), effort or "medium", bool(tools))
+        parts = [Framed(header)]
         if instructions or tools:
-            pieces.append(_developer(instructions, tools or None))
-        pieces += _current(conversation)
-        pieces.append(("g", ()))
-        return list(map(_written, pieces))
+            parts.append(_developer(instructions, tools))
+        return [*parts, *_current(conversation), Framed(OPENING)]
 
     def wants_system_first(self) -> bool:
         return self._wants_system_first()
 
 
-def _read(request: ChatRequest) -> tuple[str | None, list[Piece]]:
+def _read(request: ChatRequest) -> tuple[str | None, list[Framed]]:
     """Return the instructions and the messages.
 
     Raises:
@@ -211,16 +197,13 @@ def _read(request: ChatRequest) -> tuple[str | None, list[Piece]]:
         if request.responses_body is None:
             raise NeedsEngine("field", "responses")
         instructions, items = split_items(request.responses_body)
-        pieces = item_pieces(items)
-        return instructions, [
-            _developer(piece, None) if isinstance(piece, str) else piece for piece in pieces
-        ]
+        return instructions, list(item_messages(items))
     messages = request.messages
     instructions = None
-    if messages and messages[0]["role"] in _INSTRUCTING:
+    if messages and messages[0]["role"] in _INSTRUCTS:
         instructions = _joined(_checked(messages[0]))
         messages = messages[1:]
-    return instructions, list(_pieces(messages))
+    return instructions, list(_messages(messages))
 
 
 def _checked(message: Json) -> Json:
@@ -229,19 +212,29 @@ def _checked(message: Json) -> Json:
     return message
 
 
-def _tool(tool: Json) -> list[Any]:
+def _tool(tool: Json) -> FunctionTool:
     function = tool["function"]
-    return [function["name"], function["description"] or "", function["parameters"]]
+    return FunctionTool(function["name"], function["description"] or "", function["parameters"])
 
 
-def _developer(instructions: str | None, tools: Sequence[Any] | None) -> Piece:
+def _developer(instructions: str | None, tools: tuple[FunctionTool, ...] = ()) -> Framed:
     try:
-        return "d" + orjson.dumps([instructions, tools]).decode(), ()
-    except (TypeError, ValueError) as exc:  # half a character, too many levels
+        return Framed(DeveloperHeader(instructions, tools))
+    except (TypeError, ValueError, RecursionError) as exc:  # half a character, too many levels
         raise NeedsEngine("tools", type(exc).__name__) from exc
 
 
-def _pieces(messages: Sequence[Json]) -> Iterator[Piece]:
+def _call(name: str, arguments: str) -> Framed:
+    header = MessageHeader("assistant", "commentary", f"functions.{name}", "json")
+    return Framed(header, (arguments,))
+
+
+def _result(name: str, text: str) -> Framed:
+    header = MessageHeader("tool", "commentary", "assistant", author=f"functions.{name}")
+    return Framed(header, (text,))
+
+
+def _messages(messages: Sequence[Json]) -> Iterator[Framed]:
     """Yield the messages behind the instructions.
 
     Raises:
@@ -257,35 +250,35 @@ def _pieces(messages: Sequence[Json]) -> Iterator[Piece]:
             yield from _assistant(message)
         elif role == "tool":
             name = names.get(message.get("tool_call_id", ""), "")
-            yield f"t{name}", (_joined(message) or "",)
-        elif role in _INSTRUCTING:
+            yield _result(name, _joined(message) or "")
+        elif role in _INSTRUCTS:
             instructions = _joined(message)
             if instructions is not None:
-                yield _developer(instructions, None)
+                yield _developer(instructions)
         elif role == "user":
-            yield "u", _texts(message)
+            yield Framed(_USER, _texts(message))
         else:
             raise TemplateFailed(f"gpt-oss has no role {role!r}", param="messages")
 
 
-def _assistant(message: Json) -> Iterator[Piece]:
+def _assistant(message: Json) -> Iterator[Framed]:
     calls = _calls(message)
     reasoning = reasoning_of(message)
     if calls:
         content = _joined(message)
         if content:
-            yield "c", (content,)
+            yield Framed(_COMMENTARY, (content,))
         if reasoning:
-            yield "a", (reasoning,)
+            yield Framed(_ANALYSIS, (reasoning,))
         for call in calls:
             function = call["function"]
-            yield f"k{function['name']}", (function["arguments"],)
+            yield _call(function["name"], function["arguments"])
         return
     if reasoning:
-        yield "a", (reasoning,)
+        yield Framed(_ANALYSIS, (reasoning,))
     texts = _texts(message)
     if texts[0]:
-        yield "f", texts
+        yield Framed(_FINAL, texts)
 
 
 def _calls(message: Json) -> Sequence[Json]:
@@ -317,12 +310,7 @@ def _joined(message: Json) -> str | None:
     return "".join([part["text"] for part in text_parts(message)]) if content else None
 
 
-def _current(pieces: list[Piece]) -> list[Piece]:
+def _current(parts: list[Framed]) -> list[Framed]:
     """Drop the analysis before the last final answer, as the library does."""
-    last_final = max((i for i, (key, _) in enumerate(pieces) if key == "f"), default=-1)
-    return [piece for i, piece in enumerate(pieces) if i >= last_final or piece[0] != "a"]
-
-
-def _written(piece: Piece) -> str:
-    key, texts = piece
-    return MARK + escaped(key) + "".join([TEXT + escaped(text) for text in texts])
+    last_final = max((i for i, part in enumerate(parts) if part.header == _FINAL), default=-1)
+    return [part for i, part in enumerate(parts) if i >= last_final or part.header != _ANALYSIS]

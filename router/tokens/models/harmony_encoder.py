@@ -1,4 +1,4 @@
-"""Make token ids of gpt-oss prompts in marked text (see `harmony`), by OpenAI's harmony library.
+"""Make token ids of gpt-oss prompts (see `harmony`), by OpenAI's harmony library.
 
 The library (the extra `harmony`; it brings its vocabulary) encodes the text between special
 tokens. It renders each kind of header once. Tool calls get the header that the engine gives them.
@@ -11,41 +11,82 @@ from __future__ import annotations
 
 import importlib
 from array import array
+from collections.abc import Sequence
 from typing import Any, Final
 
-import orjson
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from router.api.openai import TokenIds
-from router.tokens.encoder import MarkedEncoder, split
+from router.tokens.encoder import Framed, FramedEncoder, pack
 
-FIELD: Final = "\x1f"
-"""Separates the fields of a system message's key."""
-
+MAX_HEADER_BYTES = 4 << 20  # of all: a developer message's header contains all tools
 _MAX_HEADERS = 1024
-MAX_HEADER_CHARS = 4 << 20  # of all: a developer message's key contains all tools
-_CHANNELS = {"a": "analysis", "c": "commentary", "f": "final"}
 
 
-class HarmonyEncoder(MarkedEncoder):
-    """Encodes marked text."""
+class SystemHeader(Struct, frozen=True, array_like=True, tag=True):
+    """The system message, which has no text.
 
-    __slots__ = ("_encoding", "_frames", "_library", "_marks", "_num_chars")
+    date: In ISO form.
+    """
+
+    date: str
+    effort: str
+    has_functions: bool
+
+
+class FunctionTool(Struct, frozen=True, array_like=True):
+    """A function that the model may call."""
+
+    name: str
+    description: str
+    parameters: Any
+
+
+class DeveloperHeader(Struct, frozen=True, array_like=True, tag=True):
+    """A developer's message: the library writes its text."""
+
+    instructions: str | None
+    tools: tuple[FunctionTool, ...] = ()
+
+
+class MessageHeader(Struct, frozen=True, array_like=True, tag=True):
+    """The header of any other message, as the library describes it.
+
+    author: The function that answers, if a tool does.
+    """
+
+    role: str
+    channel: str | None = None
+    recipient: str | None = None
+    content_type: str | None = None
+    author: str | None = None
+
+
+OPENING: Final = MessageHeader("assistant")
+"""Opens the answer: nothing follows."""
+
+
+class HarmonyEncoder(FramedEncoder):
+    """Encodes messages behind headers."""
+
+    __slots__ = ("_encoding", "_frames", "_library", "_marks", "_num_bytes")
 
     def __init__(self) -> None:
         self._library: Any = importlib.import_module("openai_harmony")  # an optional extra
         self._encoding: Any = self._library.load_harmony_encoding(
             self._library.HarmonyEncodingName.HARMONY_GPT_OSS
         )
-        self._frames: dict[str, tuple[TokenIds, TokenIds]] = {}
-        self._num_chars = 0  # of their keys
+        self._frames: dict[bytes, tuple[TokenIds, TokenIds]] = {}
+        self._num_bytes = 0  # of their keys
         self._marks = [
             self._encoding.encode(f"<|{name}|>", allowed_special="all")[0]
             for name in ("start", "channel", "constrain", "message")
         ]
 
-    def encode_whole(self, text: str, *, add_special_tokens: bool) -> TokenIds:
+    def encode_whole(self, parts: Sequence[Framed]) -> TokenIds:
         """Encode a prompt at once, as the library encodes a whole conversation."""
-        messages = [self._message(key, texts) for key, texts in split(text) if key != "g"]
+        messages = [self._message(each.header, each.texts) for each in parts[:-1]]  # not `OPENING`
         ids = self._encoding.render_conversation_for_completion(
             self._library.Conversation.from_messages(messages),
             self._library.Role.ASSISTANT,
@@ -53,61 +94,60 @@ class HarmonyEncoder(MarkedEncoder):
         )
         return array("I", self._with_legacy_headers(ids))
 
-    def encode_marked(self, text: str) -> TokenIds:
+    def encode(self, parts: Sequence[Framed]) -> TokenIds:
         ids: TokenIds = array("I")
-        for key, texts in split(text):
-            header, end = self._frames.get(key) or self._frame(key)
-            ids += header
-            for each in texts:
+        for part in parts:
+            key = pack(part.header)
+            before, behind = self._frames.get(key) or self._frame(key, part.header)
+            ids += before
+            for each in part.texts:
                 if each:
                     ids.extend(self._encoding.encode(each, disallowed_special=()))
-            ids += end
+            ids += behind
         return ids
 
-    def _frame(self, key: str) -> tuple[TokenIds, TokenIds]:
+    def _frame(self, key: bytes, header: Any) -> tuple[TokenIds, TokenIds]:
         """Return the tokens before and behind a message's texts."""
-        if key == "g":
+        if header == OPENING:
             start = self._marks[0]
             found = array("I", [start, *self._encoding.encode("assistant")]), array("I")
         else:
-            has_functions = key.startswith("s") and key.endswith("True")
+            has_functions = isinstance(header, SystemHeader) and header.has_functions
             options = self._library.RenderOptions(conversation_has_function_tools=has_functions)
-            ids = self._encoding.render(self._message(key, [""]), options)
+            ids = self._encoding.render(self._message(header, ("",)), options)
             ids = self._with_legacy_headers(ids)
             found = array("I", ids[:-1]), array("I", ids[-1:])
-        if len(self._frames) >= _MAX_HEADERS or self._num_chars + len(key) > MAX_HEADER_CHARS:
+        if len(self._frames) >= _MAX_HEADERS or self._num_bytes + len(key) > MAX_HEADER_BYTES:
             self._frames.clear()
-            self._num_chars = 0
+            self._num_bytes = 0
         self._frames[key] = found
-        self._num_chars += len(key)
+        self._num_bytes += len(key)
         return found
 
-    def _message(self, key: str, texts: list[str]) -> Any:
-        """Build the library's message of a key and texts."""
-        kind, rest = key[0], key[1:]
-        role, message = self._library.Role, self._library.Message
-        if kind == "s":
-            date, effort, _ = rest.split(FIELD)
-            content = (
-                self._library.SystemContent.new()
-                .with_conversation_start_date(date)
-                .with_reasoning_effort(self._library.ReasoningEffort(effort.capitalize()))
-            )
-            return message.from_role_and_content(role.SYSTEM, content)
-        if kind == "d":
-            return message.from_role_and_content(role.DEVELOPER, _developer(self._library, rest))
-        contents = [self._library.TextContent(text=each) for each in texts]
-        if kind == "u":
-            return message.from_role_and_contents(role.USER, contents)
-        if kind == "t":
-            author = self._library.Author.new(role.TOOL, f"functions.{rest}")
-            made = message(author=author, content=contents)
-            return made.with_channel("commentary").with_recipient("assistant")
-        made = message.from_role_and_contents(role.ASSISTANT, contents)
-        if kind == "k":
-            made = made.with_channel("commentary").with_recipient(f"functions.{rest}")
-            return made.with_content_type("json")
-        return made.with_channel(_CHANNELS[kind])
+    def _message(self, header: Any, texts: Sequence[str]) -> Any:
+        """Build the library's message of a header and texts."""
+        library = self._library
+        match header:
+            case SystemHeader():
+                effort = library.ReasoningEffort(header.effort.capitalize())
+                content = library.SystemContent.new().with_conversation_start_date(header.date)
+                content = content.with_reasoning_effort(effort)
+                return library.Message.from_role_and_content(library.Role.SYSTEM, content)
+            case DeveloperHeader():
+                content = library.DeveloperContent.new()
+                if header.instructions is not None:
+                    content = content.with_instructions(header.instructions)
+                if header.tools:
+                    tools = [library.ToolDescription.new(**asdict(tool)) for tool in header.tools]
+                    content = content.with_function_tools(tools)
+                return library.Message.from_role_and_content(library.Role.DEVELOPER, content)
+        return library.Message(
+            author=library.Author(role=library.Role(header.role), name=header.author),
+            content=[library.TextContent(text=each) for each in texts],
+            channel=header.channel,
+            recipient=header.recipient,
+            content_type=header.content_type,
+        )
 
     def _with_legacy_headers(self, ids: list[int]) -> list[int]:
         """Move a call's recipient before its channel, where the engine puts it."""
@@ -134,20 +174,6 @@ class HarmonyEncoder(MarkedEncoder):
                 made += ids[position : end + 1]
             position = end + 1
         return made
-
-
-def _developer(library: Any, rest: str) -> Any:
-    instructions, tools = orjson.loads(rest)
-    content = library.DeveloperContent.new()
-    if instructions is not None:
-        content = content.with_instructions(instructions)
-    if tools:
-        described = [
-            library.ToolDescription.new(name=name, description=description, parameters=parameters)
-            for name, description, parameters in tools
-        ]
-        content = content.with_function_tools(described)
-    return content
 
 
 def _find(ids: list[int], token: int, start: int, end: int) -> int:

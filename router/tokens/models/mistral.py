@@ -1,4 +1,4 @@
-"""Mistral's own tokenizers: from a chat request to a prompt in marked text (see `encoder`).
+"""Mistral's own tokenizers: from a chat request to special tokens and the texts between them.
 
 The engine renders these chats by the rules of Mistral's library (the extra `mistral`), which puts
 special tokens between texts that are encoded one by one. Here those rules run with a tokenizer that
@@ -24,6 +24,7 @@ import os
 import threading
 from array import array
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,7 +49,7 @@ from router.tokens.conversation import (
     reasoning_of,
     text_parts,
 )
-from router.tokens.encoder import MARK, TEXT, MarkedEncoder, PlainEncoder, escaped, split
+from router.tokens.encoder import Framed, FramedEncoder, PlainEncoder
 from router.tokens.model_files import ModelFiles
 from router.tokens.needs_engine import NeedsEngine, is_failure
 from router.tokens.prompt_tree import NewSegment
@@ -99,7 +100,7 @@ class MistralTextEncoder(PlainEncoder):
         return array("I", [self._tokenizer.bos_id]) + ids if add_special_tokens else ids
 
     def encode_text(self, text: str) -> TokenIds:
-        """Encode a text without special tokens; raises as `ChatEncoder.encode`."""
+        """Encode a text without special tokens; raises as `encode`."""
         try:
             return array("I", self._tokenizer.encode(text, bos=False, eos=False))
         except BaseException as exc:  # its expressions have a limit, and one may panic
@@ -109,19 +110,19 @@ class MistralTextEncoder(PlainEncoder):
         return [str(self._tokenizer.decode([each])) for each in ids]
 
 
-class MistralEncoder(MarkedEncoder):
-    """Encodes marked text."""
+class MistralEncoder(FramedEncoder):
+    """Encodes texts behind special tokens, by their ids."""
 
     __slots__ = ("_texts",)
 
     def __init__(self, texts: MistralTextEncoder) -> None:
         self._texts = texts
 
-    def encode_marked(self, text: str) -> TokenIds:
+    def encode(self, parts: Sequence[Framed]) -> TokenIds:
         ids: TokenIds = array("I")
-        for special, texts in split(text):
-            ids.extend(map(int, special.split(",")))
-            for each in texts:
+        for part in parts:
+            ids.extend(part.header)
+            for each in part.texts:
                 ids += self._texts.encode_text(each)
         return ids
 
@@ -174,19 +175,11 @@ class MistralRenderer(Renderer):
         self._validator = get_validator(version, mode=ValidationMode.test)
         self._tools = _ToolSets(self._validator)
 
-    def render_parts(
-        self,
-        request: ChatRequest,
-        *,
-        by_the_book: bool = False,
-        apart: bool = False,
-        owner: str = "",
-    ) -> Sequence[str]:
-        """Render the prompt's marked text; see `Renderer.render_parts`.
+    def parts(self, request: ChatRequest, memo: JsonMemo, by_the_book: bool) -> Sequence[Framed]:
+        """Render as `Renderer.parts` does.
 
         Tools are also remembered in other threads: the library takes 40 ms to check a set.
         """
-        memo = self._memo_of(owner, is_alone=by_the_book or apart)
         arguments = _arguments(request, memo)
         continues = bool(arguments.get("continue_final_message"))
         messages = _messages(request, memo)
@@ -200,24 +193,22 @@ class MistralRenderer(Renderer):
                 asked = ChatCompletionRequest.from_openai(
                     messages, tools, continue_final_message=continues, **options
                 )
-                return [_written(self._tokenizer.encode_chat_completion(asked).tokens, ())]
-            checked = self._tools.find(owner, tools) if tools is not None else None
+                return [Framed(self._tokenizer.encode_chat_completion(asked).tokens)]
+            checked = self._tools.find(memo.owner, tools) if tools is not None else None
             asked = ChatCompletionRequest.from_openai(
                 messages, continue_final_message=continues, **options
             )
             self._validator.validate_request(asked)
             asked.tools = checked
-            return [self._written(self._normalizer.from_chat_completion_request(asked))]
+            writer = _Writer(self._tokenizer.instruct_tokenizer.tokenizer)
+            instruct = copy.copy(self._tokenizer.instruct_tokenizer)
+            instruct.tokenizer = writer
+            normalized: Any = self._normalizer.from_chat_completion_request(asked)
+            return writer.framed(instruct.encode_instruct(normalized).tokens)
         except RecursionError as exc:
             raise NeedsEngine("arguments", "too deep") from exc
         except Exception as exc:  # whatever the library refuses
             raise NeedsEngine("rules", type(exc).__name__) from exc
-
-    def _written(self, normalized: Any) -> str:
-        writing = _Writer(self._tokenizer.instruct_tokenizer.tokenizer)
-        instruct = copy.copy(self._tokenizer.instruct_tokenizer)
-        instruct.tokenizer = writing
-        return _written(instruct.encode_instruct(normalized).tokens, writing.texts)
 
 
 class _Writer:
@@ -237,6 +228,16 @@ class _Writer:
             raise NotImplementedError
         self.texts.append(s)
         return [-len(self.texts)]
+
+    def framed(self, tokens: Sequence[int]) -> list[Framed]:
+        """Return what was written as special tokens, each run with the texts behind it."""
+        parts: list[tuple[list[int], list[str]]] = []
+        for is_special, run in groupby(tokens, lambda token: token >= 0):
+            if is_special:
+                parts.append((list(run), []))
+            else:
+                parts[-1][1].extend(self.texts[-token - 1] for token in run)
+        return [Framed(*each) for each in parts]
 
     def decode(self, tokens: list[int], special_token_policy: Any = None) -> str:
         """Return no text: the library keeps a copy of the prompt, which is not needed."""
@@ -366,15 +367,3 @@ def _calls(message: Json, memo: JsonMemo, by_chat: bool) -> list[dict[str, Any]]
         }
         for call in check_calls(calls)
     ]
-
-
-def _written(tokens: Sequence[int], texts: Sequence[str]) -> str:
-    written = []
-    is_special = False
-    for token in tokens:
-        if token < 0:
-            written.append(TEXT + escaped(texts[-token - 1]))
-        else:
-            written.append(f",{token}" if is_special else f"{MARK}{token}")
-        is_special = token >= 0
-    return "".join(written)
