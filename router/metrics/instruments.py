@@ -174,7 +174,8 @@ class Metrics(Instruments):
         "exceed queue.tbt_ms)")]
     released: Annotated[Counter, Spec("warmroute_released", "why",
         "Prompts released from the queue, by reason: room, idle (the engine had nothing to "
-        "compute), waited_out (queue.max_wait_s)")]
+        "compute), seldom (its conversation comes for single turns), waited_out "
+        "(queue.max_wait_s)")]
     tokens: Annotated[Counter, Spec("warmroute_tokens", "replica kind",
         "Prompt tokens, by replica and kind: prompt, predicted_cached (of these predicted_cpu in "
         "its own offload, predicted_pool to be fetched), reported_cached")]

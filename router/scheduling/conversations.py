@@ -29,6 +29,10 @@ from router.base.bounded import Bounded, RecentRate
 PATIENCE: Final = 9.0
 """A conversation that is silent for so many usual pauses has no room, whatever it costs."""
 
+_SELDOM: Final = 5.0
+"""A conversation whose pauses are, in the mean, so many usual ones comes for single turns. With 1,
+a fifth of agents' turns did, and output at three times the caches fell by a third (simulated)."""
+
 _FIRST_PAUSE_S: Final = 5.0  # until a pause was seen: about what an agent's tool takes
 _MOST_PAUSE_S: Final = 30.0  # a longer pause counts as this long: a person has left
 _FIRST_TURN_S: Final = 5.0  # until a turn was seen
@@ -77,6 +81,8 @@ class Conversation(Struct, gc=False):
     is_open: bool = False  # its last turn has come and is not answered
     is_visitor: bool = False  # it has room for this turn only
     has_ended: bool = False  # its client says so
+    num_pauses: int = 0
+    paused_s: float = 0.0  # in all of them
 
 
 NO_ROOM: Final = Room()
@@ -152,6 +158,8 @@ class Conversations:
             self._arrivals.add(now_s)
             if not entry.num_running:
                 self._learn_return(session, entry, now_s)
+                entry.num_pauses += 1
+                entry.paused_s += now_s - entry.last_s
             entry.is_open = True
         if entry.has_room and not entry.num_running:
             self._keep(session, entry, now_s + _ASKED_S)
@@ -315,6 +323,21 @@ class Conversations:
     def arrivals_per_s(self, now_s: float) -> float:
         """Return how many turns a second came recently, for all candidates."""
         return self._arrivals.at(now_s)
+
+    def comes_seldom(self, session: int) -> bool:
+        """Return whether a conversation comes for single turns, as of its turn that has come.
+
+        It has no room, and it is new or pauses for so long that it would not keep any.
+        """
+        entry = self.last(session)
+        if entry is None:
+            return True
+        return not entry.has_room and entry.paused_s > _SELDOM * self.pause_s * entry.num_pauses
+
+    def num_running_tokens(self, candidate: CandidateId) -> int:
+        """Sum the own tokens of the conversations whose turns run at a candidate."""
+        each = self.at(candidate).sessions.values()
+        return sum([one.num_own_tokens for one in each if one.num_running])
 
     def num_sessions(self, candidates: Iterable[CandidateId], but: int | None) -> tuple[int, ...]:
         """Count the conversations with room at each candidate without `but`; empty: none has."""

@@ -2,8 +2,9 @@
 
 A request that has waited for the maximum goes first. Then the order is: interactive before batch,
 the highest priority, callers that have not used their share, the shortest prompt, by the time to
-read and to compute it. Requests that wait for room in a cache go by their conversation's ticket. A
-second of compute counts as 100 s of waiting there, up to 300 s, so that none of them starves.
+read and to compute it. Requests that wait for room in a cache go by their conversation's ticket,
+those that come for a single turn by their arrival. A second of compute counts as 100 s of waiting
+there, up to 300 s, so that none of them starves.
 
 interactive   a person waits for the answer; the default
 batch         goes when no interactive request can, and is refused first
@@ -24,7 +25,6 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from heapq import heapify, heappop, heappush
-from math import inf
 from typing import Final, Literal, NamedTuple, get_args
 
 from policies.view import CandidateId
@@ -155,6 +155,7 @@ class LineKey(NamedTuple):
     candidate: CandidateId | None  # None: they wait for room, or were not placed yet
     group: str | None = None  # these can go to the same replicas
     needs_room: bool = False
+    is_seldom: bool = False  # they wait for blocks, not for room, and each is tried
 
 
 class Order:
@@ -312,8 +313,8 @@ class Order:
         if waiting.has_room:
             key_s = waiting.since_s + SLACK * compute_s
         else:
-            most_s = inf if waiting.is_first else MAX_ROOM_SLACK_S
-            key_s = waiting.ticket_s + min(ROOM_SLACK * compute_s, most_s)
+            came_s = waiting.since_s if waiting.is_seldom else waiting.ticket_s
+            key_s = came_s + min(ROOM_SLACK * compute_s, MAX_ROOM_SLACK_S)
         is_spent = self._shares[waiting.caller.priority].is_spent(waiting.caller.name)
         return LinePosition(True, waiting.level, is_spent, key_s, number)
 
@@ -339,4 +340,6 @@ def _key_of(waiting: Waiting, candidate: CandidateId | None) -> LineKey:
     """Return the line of a request for a candidate; None: it has none, or has to wait for room."""
     if candidate is not None:
         return LineKey(candidate)
+    if waiting.is_seldom:
+        return LineKey(None, waiting.group, is_seldom=True)
     return LineKey(None, waiting.group, needs_room=waiting.session is not None)

@@ -349,8 +349,8 @@ class Queue(Generic[C]):
         """Record that a turn has come, which may not have to wait: its pause is over."""
         waiting.ticket_s = now_s
         if waiting.session is not None:
-            waiting.is_first = self._conversations.last(waiting.session) is None
             waiting.ticket_s = self._conversations.asked(waiting.session, now_s, waiting.parent)
+            waiting.is_seldom = self._conversations.comes_seldom(waiting.session)
 
     def _home(self, waiting: Waiting) -> CandidateId | None:
         """Return where a request's conversation has room; None: nowhere."""

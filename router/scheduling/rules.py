@@ -14,11 +14,15 @@ nowhere else. All others go where there is room. `Rules.judge` has the cases:
  4. A visit needs no wait where the replica has nothing to compute and blocks for it, if no other
     conversation waits for room, or if computing it delays the conversations there by less than a
     turn takes.
- 5. The *window* is open if a replica has at most one request ready beside the one that it computes,
+ 5. A conversation that comes for single turns gains nothing from room: it is new, or its pauses are
+    too long to keep any. While others wait for room, its turn is a visit as soon as turns that run
+    leave space for it. Those that pause lose blocks, the longest silent first. Without this a chat
+    waits for minutes behind agents, beside a replica that computes next to nothing.
+ 6. The *window* is open if a replica has at most one request ready beside the one that it computes,
     or `ready_ms` of short ones, which it computes in one step. The order inside an engine cannot be
     changed, and waiting there evicts the prefix that a request counts on. For the same reason the
     engine must have free blocks, unless it is about to idle or reads back what it evicts.
- 6. With a limit on inter-token latency, the answer must be fast enough.
+ 7. With a limit on inter-token latency, the answer must be fast enough.
 
 A request without a session, or for a replica whose cache size is not known, needs no room.
 """
@@ -43,7 +47,7 @@ that blocks are free."""
 class Verdict(NamedTuple):
     """Whether a request may go, and why.
 
-    It goes because of: room, waited_out, idle. It waits for: room, window, tbt.
+    It goes because of: room, waited_out, idle, seldom. It waits for: room, window, tbt.
     """
 
     goes: bool
@@ -127,10 +131,12 @@ class Rules(Generic[C]):
         num_own = found.num_own_tokens(session, waiting.num_tokens, choice.view.num_gpu_tokens)
         if found.home(session) == there:
             return None if self._gives_way(session, there, num_own) else "room"
-        if self._fits(waiting, there, num_own):
+        if not (waiting.is_seldom and num_others) and self._fits(waiting, there, num_own):
             return "room"
         if self.is_late(waiting, now_s):
             return "waited_out"
+        if waiting.is_seldom:
+            return "seldom" if self._has_space(there, num_own) else None
         if choice.view.queue_ms >= IDLE_SOON_MS or not self._fits(waiting, there, num_own, 1.0):
             return None
         delay_s = 1e-3 * compute_ms(choice, waiting.num_tokens) * len(found.at(there).sessions)
@@ -151,6 +157,11 @@ class Rules(Generic[C]):
         in_cache = self._candidates.capacity_tokens(there) or most
         fill = fill or waiting.fill or self.limits.fill
         return num_used + num_own <= most - (1.0 - fill) * in_cache
+
+    def _has_space(self, there: CandidateId, num_own: int) -> bool:
+        """Return whether turns that run leave space for a visit; pausing conversations do not."""
+        most = self._candidates.room_tokens(there)
+        return most is None or self._conversations.num_running_tokens(there) + num_own <= most
 
     def _gives_way(self, session: int, there: CandidateId, num_own: int) -> bool:
         """Return whether a conversation gives up its room: contexts exceed it, and it came last."""

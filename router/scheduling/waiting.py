@@ -107,7 +107,7 @@ class Where(NamedTuple):
 
 ANYWHERE: Final = Where()
 
-VISITS: Final = frozenset({"waited_out", "idle"})
+VISITS: Final = frozenset({"waited_out", "idle", "seldom"})
 """Why a request was sent though its conversation has no room (`Verdict.why`)."""
 
 
@@ -136,7 +136,7 @@ class Waiting(Struct):
     group: str | None = None  # requests that can go to the same replicas: their model
     parent: int | None = None  # the conversation that started this one
     has_room: bool = False  # its conversation has, where it is; set by the queue
-    is_first: bool = False  # turn of its conversation; set by the queue
+    is_seldom: bool = False  # its conversation comes for single turns; set by the queue
     ticket_s: float = 0.0  # when its conversation first came; set by the queue
     place: LinePosition = LinePosition(True, 0, False, 0.0, 0)  # set by the queue
     compute_ms: float = 0.0  # predicted time to compute the prompt, as last chosen

@@ -21,6 +21,7 @@ from loadtest.engine_model.time_model import TimeModel
 from policies import Decision, Snapshot
 from policies.cost import KvAware, candidate_costs
 from policies.view import CandidateId, ReplicaView, RequestView
+from router.api.sessions import session_hash
 from router.base.caller import ANYBODY
 from router.base.errors import NoReplicaAvailable
 from router.cluster import shares
@@ -141,6 +142,12 @@ def lives(stage: Stage, num_tokens: int) -> None:
     for _ in range(2):
         found.end(1, num_tokens, now_s)
         found.begin(1, CandidateId("r1"), num_tokens, 0, now_s, cost_s=1_000.0)
+
+
+def goes_on(stage: Stage) -> None:
+    """Have the conversation of `SECRET` known to another router, so that it waits for room."""
+    found = stage.router.fleet.conversations
+    found.learn(session_hash(SECRET, "tiny"), CandidateId("r1"), 0, time.monotonic())
 
 
 async def test_an_engine_gets_what_it_can_use_and_the_rest_waits() -> None:
@@ -300,12 +307,18 @@ async def test_what_has_no_prompt_does_not_wait() -> None:
 
 @pytest.mark.parametrize(
     ("rules", "why"),
-    [({}, "idle"), ({"queue__max_wait_s": 0.1}, "waited_out"), ({"queue__fill": 2.0}, "room")],
+    [
+        ({}, "idle"),
+        ({}, "seldom"),
+        ({"queue__max_wait_s": 0.1}, "waited_out"),
+        ({"queue__fill": 2.0}, "room"),
+    ],
 )
 async def test_a_session_that_does_not_fit_goes_for_a_reason(
     tmp_path: Path, rules: dict[str, Any], why: str
 ) -> None:
-    """An engine with time to spare, the bound on waiting, or room; the record says which."""
+    """An engine with time to spare, a new session, the bound on waiting, or room; the record says
+    which."""
     file = tmp_path / "decisions.jsonl"
     async with (
         Engines(1, num_gpu_blocks=160, max_model_len=2400) as engines,
@@ -314,7 +327,9 @@ async def test_a_session_that_does_not_fit_goes_for_a_reason(
         body = streamed(chat(words(1, 300)))
         num_tokens = (await stage.ask(body)).usage["prompt_tokens"]
         assert 1_250 < num_tokens < 2_300
-        lives(stage, 2_500 - num_tokens if why == "idle" else 2_500)
+        lives(stage, 2_500 - num_tokens if why in ("idle", "seldom") else 2_500)
+        if why != "seldom":
+            goes_on(stage)
         other = streamed(chat(words(2, 300)))
         await stage.ask(other, headers={"X-Session-ID": SECRET})
         assert stage.metric("warmroute_released_total", why=why) == (2 if why == "room" else 1)
@@ -334,6 +349,7 @@ async def test_a_session_waits_for_room() -> None:
         asyncio.TaskGroup() as tg,
     ):
         lives(stage, 2_000)
+        goes_on(stage)
         task = tg.create_task(stage.ask(chat(words(2, 300)), headers={"X-Session-ID": SECRET}))
         await stage.until(lambda: num_waiting(stage) == 1)
         assert stage.metric("warmroute_live_sessions", replica="r1") == 1
@@ -737,6 +753,7 @@ async def test_a_router_that_joins_learns_what_waits_for_room(
         asyncio.TaskGroup() as tg,
     ):
         lives(one, 2_000)
+        goes_on(one)
         task = tg.create_task(one.ask(chat(words(2, 300)), headers={"X-Session-ID": SECRET}))
         await one.until(lambda: num_waiting(one) == 1)
         await asyncio.sleep(0.5)  # its note was published

@@ -130,7 +130,11 @@ class Stage:
 
     def waiting(self, name: str, num_tokens: int, *, session: int | None, at_s: float,
                 to: CandidateId, cached: int, batch: bool = False, caller: str | None = None,
-                weight: float = 1.0, priority: int = 0, **fields: Any) -> Waiting:  # fmt: skip
+                weight: float = 1.0, priority: int = 0, is_new: bool = False,
+                **fields: Any) -> Waiting:  # fmt: skip
+        """Make a request; its conversation went on elsewhere before, unless `is_new`."""
+        if session is not None and not is_new:
+            self.sets.learn(session, to, 0, at_s)
         self.wants[name], self.cached[name] = to, cached
         sender = Caller(name=caller, weight=weight, priority=priority)
         return Waiting(name, session, num_tokens, at_s, is_batch=batch, caller=sender, **fields)
@@ -414,6 +418,50 @@ def test_a_conversation_without_room_visits_a_replica_that_has_nothing_to_comput
     assert stage.sets.home(20) is None
 
 
+@pytest.mark.parametrize(
+    ("pause_s", "runs", "num_tokens", "goes"),
+    [
+        (None, False, 9_000, True),
+        (600.0, False, 9_000, True),
+        (5.0, False, 9_000, False),
+        (None, True, 1_100, False),
+        (None, True, 1_000, True),
+    ],
+    ids=["new", "pauses for long", "pauses as usual", "turns run", "turns leave space"],
+)
+def test_who_comes_for_a_single_turn_passes_those_that_wait_for_room(
+    pause_s: float | None, runs: bool, num_tokens: int, goes: bool
+) -> None:
+    """It has no room after it."""
+    stage = Stage(fill=0.9)
+    stage.lives(1, A, 4_500 if runs else 9_000, at_s=600.0, runs=runs)  # two turns run, or none
+    stage.ask("first", 5_000, session=2, at_s=600.0)
+    assert stage.release(600.0) == []
+    if pause_s is not None:
+        stage.sets.begin(3, A, num_tokens, 0, 599.0 - pause_s)
+        stage.sets.end(3, num_tokens, 600.0 - pause_s)
+    stage.ask("turn", num_tokens, session=3, at_s=600.0, is_new=True)
+
+    assert stage.release(600.0) == ["turn"] * goes
+    assert stage.why == ["seldom"] * goes
+    if goes:
+        stage.sets.end(3, num_tokens, 601.0)
+        assert stage.sets.home(3) is None
+
+
+def test_large_single_turns_do_not_hold_up_small_ones() -> None:
+    """Each is tried, the soonest computed first, up to 300 s of waiting."""
+    stage = Stage(max_wait_s=1e6)
+    stage.lives(1, A, 3_000, runs=True)  # twice
+    stage.ask("waits", 5_000, session=2)
+    stage.ask("large", 5_000, session=3, is_new=True)
+    stage.ask("small", 1_000, session=4, at_s=100.0, is_new=True)
+
+    assert stage.release(100.0) == ["small"]
+    stage.sets.remove(A)
+    assert stage.release(101.0)[:1] == ["waits"]
+
+
 def test_a_request_visits_after_the_maximum_wait_if_the_window_is_open() -> None:
     """Nobody leaves for it, and it has no room afterwards."""
     stage = Stage(max_wait_s=10.0)
@@ -448,8 +496,12 @@ def test_the_first_that_waits_at_another_router_is_not_passed() -> None:
 def test_a_sub_agent_waits_with_its_parents_ticket() -> None:
     stage = Stage(max_wait_s=1e6)
     stage.lives(1, A, 9_000)
+    stage.ask("begins", 1_000, session=6, parent=1, at_s=0.5, is_new=True)
+    assert stage.release(0.5) == ["begins"]
+    stage.sets.end(6, 1_000, 0.6)
+    stage.num_waiting[A] = 0
     stage.ask("other", 1_000, session=5, at_s=1.0)
-    stage.ask("child", 1_000, session=6, parent=1, at_s=2.0)
+    stage.ask("child", 1_000, session=6, at_s=2.0)
     for at_s in (2.0, 2.1):
         assert stage.release(at_s) == []
     stage.sets.finish(1)
