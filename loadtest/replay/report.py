@@ -17,6 +17,7 @@ from loadtest.workload import TurnKey
 LATE_WARNING_S: Final = 0.05
 _MAX_LENGTH_GAP: Final = 0.02  # of the prompts' tokens
 _SHARES: Final = (0.5, 0.9, 0.99)
+_BEGAN_EARLY: Final = "(began while it waited)"  # its headers name no replica
 
 
 class Asked(Struct, frozen=True, gc=False):
@@ -47,6 +48,7 @@ def make_report(run: Run, asked: dict[TurnKey, Asked]) -> Report:
     tables = [_figures(run.turns, counted, good, late_p99_s), _times(good)]
     by_replica = _grouped(good, lambda turn: turn.replica)
     if len(by_replica) > 1:
+        by_replica |= _grouped(good, lambda turn: None if turn.replica else _BEGAN_EARLY)
         tables.append(_replicas(by_replica))
     if failed:
         tables.append(_errors(_grouped(failed, lambda turn: turn.error)))

@@ -73,15 +73,22 @@ def status(admin: Admin) -> None:
     The replicas, whether their caches are known, the queue, which tokens were computed again and
     why, and prompts to change.
 
-    Exit status: 0 all is well, 1 something is degraded (the last lines say what), 2 no router
-    answers.
+    Exit status: 0 nothing is broken, 1 something is degraded (the last lines say what), 2 no router
+    answers, or one of another release.
     """
     try:
         state = admin.ask("GET", "state")
     except click.ClickException as exc:
         exc.show()
         sys.exit(2)
-    echo_json(state) if admin.as_json else click.echo(report(state).rstrip("\n"))
+    try:
+        text = "" if admin.as_json else report(state).rstrip("\n")
+    except KeyError as exc:
+        about = state.get("router", {}).get("version", "unknown")
+        why = f"the router does not say {exc}: use `warmroute` of its release, {about}"
+        click.ClickException(why).show()
+        sys.exit(2)
+    echo_json(state) if admin.as_json else click.echo(text)
     sys.exit(1 if state["degraded"] else 0)
 
 
@@ -96,11 +103,13 @@ def report(state: State) -> str:
     for text in (queue_line(state), sessions_line(state), *experiment_line(state)):
         console.print(text)
     console.print(tokens_line(state))
-    for found in (*overfull(state), *(each["text"] for each in state["findings"])):
-        console.print(f"! {found}", style="yellow")
+    advice = (*overfull(state), *(each["text"] for each in state["findings"]))
+    for text in advice:
+        console.print(f"! {text}", style="yellow")
     console.print()
     if not wrong:
-        console.print("all is well", style="green")
+        said = "nothing is broken; the lines with ! say what to change" if advice else "all is well"
+        console.print(said, style="green")
     for text in wrong[:_MAX_SAID]:
         console.print(f"✗ {one_line(text)}", style="red")
     if len(wrong) > _MAX_SAID:

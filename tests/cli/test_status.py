@@ -18,6 +18,7 @@ from policies.load import LeastLoaded
 from policies.policy import Policy
 from policies.view import Decision, Snapshot
 from router.cli import main
+from router.cli.admin import Admin
 from router.cli.status import report
 from router.tokens.trust import Difference
 from tests.cli.states import COLUMNS, REPLICA, state
@@ -244,6 +245,17 @@ async def test_no_router_is_status_2(tmp_path: Path) -> None:
     assert refused.stdout == nobody.stdout == ""
 
 
+def test_a_router_of_another_release_is_status_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fields have other names: the command names its release and no traceback."""
+    older = state(REPLICA)
+    older["replicas"]["shown"] = [{"name": "r1"}]
+    monkeypatch.setattr(Admin, "ask", lambda *_: older)
+    result = CliRunner().invoke(main, ("status",))
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "use `warmroute` of its release, 1" in result.stderr
+
+
 async def becomes(stage: Stage, exit_code: int) -> Result:
     """Wait for an exit status: a state is described once a second."""
     found: list[Result] = []
@@ -407,4 +419,5 @@ def test_it_says_which_caches_are_too_small() -> None:
 
     said = " ".join(text.split())
     assert "! live sessions need more than the KV cache of r1 (125%): add replicas" in said
+    assert said.endswith("nothing is broken; the lines with ! say what to change")
     assert "r2 (" not in said

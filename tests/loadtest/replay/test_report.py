@@ -97,7 +97,15 @@ def test_replicas_have_a_row_each() -> None:
 
     assert "r2" in two
     assert "50.0%" in two
+    assert "began while it waited" not in two
     assert "replica" not in one
+
+
+def test_a_turn_without_a_replicas_name_has_a_row_too() -> None:
+    """Its stream began before it was placed, so the rows add up to all turns."""
+    turns = (result(0, replica="r1"), result(1, replica="r2"), result(2))
+
+    assert "(began while it waited)" in shown(run(*turns))
 
 
 @pytest.mark.parametrize(
