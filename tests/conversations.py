@@ -285,12 +285,12 @@ def text(rng: random.Random, num_words: int) -> str:
     return made[:position] + rng.choice(_SPECIALS) + made[position:]
 
 
-def conversations(seed: int, count: int, *, oddity: float = 0.1) -> Iterator[Conversation]:
-    """Yield conversations; `oddity` is the share of those with something that few clients send."""
+def conversations(seed: int, count: int) -> Iterator[Conversation]:
+    """Yield conversations; a tenth of them have something that few clients send."""
     rng = random.Random(seed)
     for _ in range(count):
         found = _conversation(rng)
-        is_odd, fate = rng.random() < oddity, rng.random()
+        is_odd, fate = rng.random() < 0.1, rng.random()
         yield _odd(found, random.Random(fate)) if is_odd else found
 
 

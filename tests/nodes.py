@@ -130,12 +130,11 @@ class Node:
         chain: Sequence[BlockKey],
         number: int,
         now_s: float,
-        session_hash: int | None = None,
     ) -> tuple[Lease, Claim]:
         """Decide as the pipeline does."""
         snapshot = self.snapshot(chain, number, now_s)
         chosen = policy.decide(snapshot).candidate
-        return self.begin(chosen, chain, now_s, snapshot, session_hash)
+        return self.begin(chosen, chain, now_s, snapshot)
 
     def begin(
         self,

@@ -16,7 +16,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -24,14 +23,6 @@ import redis
 from tests.ports import free_port
 
 DEADLINE_S = 60.0
-
-
-def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> None:
-    """Poll until the condition holds."""
-    end_s = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end_s, f"waited in vain: {what}"
-        time.sleep(0.02)
 
 
 @cache

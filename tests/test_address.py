@@ -11,7 +11,6 @@ import pytest
 
 from loadtest.dev import address, docs
 
-PLACEHOLDER = "https://repository.example/warmroute"
 URL = "https://forge.test/team/warmroute"
 
 

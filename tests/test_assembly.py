@@ -51,23 +51,13 @@ async def test_one_missing_replica_keeps_no_request_waiting() -> None:
         assert stage.log.count("replica not usable yet") == 2  # in each of the two log forms
 
 
-async def test_readiness_waits_for_the_history_of_events() -> None:
-    """Of an engine that has served for long: the first prompt through the router is known."""
+@pytest.mark.parametrize("is_ready", [True, False])
+async def test_readiness_waits_for_the_history_of_events(is_ready: bool) -> None:
+    """Readiness waits for it, and so does a client that asks a router just restarted before."""
     async with Engines(1) as (engine,):
         async with on_stage(engine) as stage:
             await stage.ask(chat(words(1)))
-        async with on_stage(engine) as stage:
-            reply = await stage.ask(chat(words(1)))
-
-    assert reply.predicted == reply.reported > 0
-
-
-async def test_who_comes_too_early_is_not_sent_away() -> None:
-    """A client that tries again at a router just restarted waits until it knows its replicas."""
-    async with Engines(1) as (engine,):
-        async with on_stage(engine) as stage:
-            await stage.ask(chat(words(1)))
-        async with on_stage(engine, ready=False) as stage:
+        async with on_stage(engine, ready=is_ready) as stage:
             reply = await stage.ask(chat(words(1)))
 
     assert reply.status == 200

@@ -13,12 +13,6 @@ from router.config import options
 from tests.faults.stage import SECRET, Engines, Stage, chat, on_stage
 from tests.redis_servers import Start
 
-ELSEWHERE = {
-    "tenants.file": "router.tenants follows it",
-    "log.decisions": "it is written",
-    "discovery.kubernetes_credentials": "read at each question",
-}
-
 
 def test_every_key_that_names_a_file_has_a_rule() -> None:
     """A new key is put into the table at the head of the module."""

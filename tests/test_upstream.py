@@ -334,16 +334,15 @@ async def test_who_takes_may_fail(serve: Serve) -> None:
 
 
 @asynccontextmanager
-async def raw_server(*answers: bytes, num_read: int = 1) -> AsyncIterator[str]:
-    """Serve bytes: an answer a connection, after so many of its request came; then close it."""
-    left = list(answers)
+async def raw_server(answer: bytes) -> AsyncIterator[str]:
+    """Serve bytes once a request has begun; then close its connection."""
     served: list[asyncio.Task[None] | None] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         served.append(asyncio.current_task())
         with suppress(ConnectionError):  # the client disconnected
-            await reader.readexactly(num_read)
-            writer.write(left.pop(0))
+            await reader.readexactly(1)
+            writer.write(answer)
             await writer.drain()
             writer.write_eof()
             while await reader.read(1 << 16):  # a reset would take the answer with it

@@ -37,8 +37,8 @@ def began(number: int, stream_id: str = X, *, tokens: int = 100, claimed: bytes 
     return Began(number, StreamId(stream_id), tokens, 0, 0, True, claimed)
 
 
-def say(node: Node, *notes: object, now_s: float = 0.0, router: str = "other") -> None:
-    node.peers.apply(Notes(router, notes), now_s)  # type: ignore[arg-type]
+def say(node: Node, *notes: object, now_s: float = 0.0) -> None:
+    node.peers.apply(Notes("other", notes), now_s)  # type: ignore[arg-type]
 
 
 def test_a_conversation_has_its_class_at_both_routers() -> None:

@@ -275,8 +275,8 @@ async def test_replicas_that_went_long_ago_are_not_shown_for_ever(
         assert [shown(name) for name in ("pod-a", "pod-b", "pod-c")] == [False, False, True]
 
 
-def pages(*ranks: int, metrics: int = 3) -> dict[str, Any]:
-    lines = [f'vllm:num_requests_running{{engine="{rank}"}} 0' for rank in range(metrics)]
+def pages(*ranks: int) -> dict[str, Any]:
+    lines = [f'vllm:num_requests_running{{engine="{rank}"}} 0' for rank in range(3)]
     lines.append("process_start_time_seconds 1")
     sources = {
         str(rank): {"endpoint": f"tcp://127.0.0.1:{9 + rank}", "publisher": "zmq"} for rank in ranks

@@ -26,7 +26,6 @@ from tests.effort import examples
 
 TOKENIZER = ChatTokenizer(TINY_MODEL)
 REFERENCE = AutoTokenizer.from_pretrained(str(TINY_MODEL))
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 PIECES = st.sampled_from(
     ["<|im_start|>", "<|im_end|>", "\n", " ", "  ", "word", " two", "é", "<think>", "<|im_"]
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import aiohttp
 import orjson
@@ -25,10 +25,7 @@ async def drive(
     sessions: Iterable[Session],
     *,
     concurrency: int = 16,
-    headers: Mapping[str, str] | None = None,
-    session_header: str | None = None,
     scripted: bool = False,
-    timeout_s: float = 300.0,
     on_result: Callable[[TurnResult], None] | None = None,
 ) -> list[TurnResult]:
     """Run the sessions to their ends and return every turn's result, in order of completion.
@@ -37,18 +34,15 @@ async def drive(
         base_url: Of the router or the engine, without `/v1`.
         sessions: Started in order.
         concurrency: Sessions that run at once; sub-agents run beside their parent.
-        headers: Sent with every request.
-        session_header: Header that carries the session id; None: no session id is sent.
         scripted: Go on with scripted replies instead of the model's, so that every run sends
             the same prompts.
-        timeout_s: Longest silence on a connection.
         on_result: Called after every turn.
 
     A session whose turn fails ends there, its sub-agents excepted; errors are results, not
     exceptions.
     """
-    async with make_client(timeout_s=timeout_s, headers=headers, base_url=base_url) as client:
-        driver = _Driver(client, session_header, scripted, on_result)
+    async with make_client(timeout_s=300.0, base_url=base_url) as client:
+        driver = _Driver(client, scripted, on_result)
         gate = asyncio.Semaphore(concurrency)
 
         async def run_gated(session: Session) -> None:
@@ -65,7 +59,6 @@ async def send_turn(
     client: aiohttp.ClientSession,
     turn: Turn,
     *,
-    session_header: str | None = None,
     origin_s: float = 0.0,
 ) -> tuple[TurnResult, str]:
     """Send one turn as a stream; return what was measured and the reply's text.
@@ -78,26 +71,23 @@ async def send_turn(
     def clock() -> float:
         return time.monotonic() - origin_s
 
-    headers = {} if session_header is None else {session_header: turn.session_id}
     body = {**turn.body, "stream": True, "stream_options": {"include_usage": True}}
     exchange = Exchange(turn.session_id, turn.number, start_s=clock(), keep_text=True)
-    await send(client, CHAT, orjson.dumps(body), exchange, clock, headers=headers)
+    await send(client, CHAT, orjson.dumps(body), exchange, clock, headers={})
     return exchange.result(clock()), exchange.reply
 
 
 class _Driver:
-    __slots__ = ("_client", "_on_result", "_scripted", "_session_header", "_start_s", "results")
+    __slots__ = ("_client", "_on_result", "_scripted", "_start_s", "results")
 
     def __init__(
         self,
         client: aiohttp.ClientSession,
-        session_header: str | None,
         scripted: bool,
         on_result: Callable[[TurnResult], None] | None,
     ) -> None:
         self.results: list[TurnResult] = []
         self._client = client
-        self._session_header = session_header
         self._scripted = scripted
         self._on_result = on_result
         self._start_s = time.monotonic()
@@ -105,9 +95,7 @@ class _Driver:
     async def run(self, session: Session) -> None:
         while (turn := session.next_turn()) is not None:
             await asyncio.sleep(turn.wait_s)
-            result, reply = await send_turn(
-                self._client, turn, session_header=self._session_header, origin_s=self._start_s
-            )
+            result, reply = await send_turn(self._client, turn, origin_s=self._start_s)
             self.results.append(result)
             if self._on_result is not None:
                 self._on_result(result)

@@ -16,9 +16,6 @@ from tests.faults.fake_engine import FakeEngine
 from tests.faults.stage import SECRET, Engines, Json, chat, on_stage, streamed, words
 from tests.faults.tenants import SALT, A, B, C, tenants_file
 
-BODY = orjson.dumps(chat(words(1)))
-
-
 # -- keys ----------------------------------------------------------------------------------------
 
 

@@ -29,10 +29,9 @@ def caches(*candidates: CandidateId) -> CacheView:
     return view
 
 
-def received(view: CacheView, *payloads: bytes, candidate: CandidateId = R1) -> CacheView:
+def received(view: CacheView, *payloads: bytes) -> CacheView:
     """Let a candidate's engine say something, from its first batch on."""
-    stream = view.stream(candidate)
-    assert stream is not None
+    stream = stream_of(view)
     stream.opened(has_replay=False)
     for sequence, payload in enumerate(payloads):
         stream.receive(sequence, payload)
@@ -68,10 +67,14 @@ def test_what_a_stream_says_is_matched() -> None:
     assert view.contract(R1) == CONTRACT
 
 
-def test_a_failed_requests_claim_ends_with_it() -> None:
+@pytest.mark.parametrize(("computed", "waited_s"), [(False, 0.0), (True, LINGER_S)])
+def test_a_claim_without_events_ends_with_a_failure_or_soon(
+    computed: bool, waited_s: float
+) -> None:
     view = received(caches(R1), batch(stored(prompt(2))))
 
-    view.release(view.claim(R1, CHAIN, 0), computed=False, now_s=0.0)
+    view.release(view.claim(R1, CHAIN, 0), computed=computed, now_s=0.0)
+    view.expire_claims(waited_s)
 
     assert num_matched(view) == 0
 
@@ -89,15 +92,6 @@ def test_a_finished_requests_claim_waits_for_its_events() -> None:
     stream.receive(2, batch(removed([int(key) for key in CHAIN])))
 
     assert (before, meanwhile, num_matched(view)) == (3, 3, 0)
-
-
-def test_events_that_do_not_come_are_not_waited_for_long() -> None:
-    view = received(caches(R1), batch(stored(prompt(2))))
-    view.release(view.claim(R1, CHAIN, 0), computed=True, now_s=0.0)
-
-    view.expire_claims(LINGER_S)
-
-    assert num_matched(view) == 0
 
 
 def test_events_that_came_first_end_the_claim_at_once() -> None:

@@ -29,12 +29,10 @@ def live(subject: History, *sequences: int, engine: str = "first") -> list[Batch
     return [subject.live(sequence, mark(sequence, engine)) for sequence in sequences]
 
 
-def replay(
-    subject: History, *sequences: int, engine: str = "first", is_complete: bool = True
-) -> list[BatchAction]:
+def replay(subject: History, *sequences: int, is_complete: bool = True) -> list[BatchAction]:
     """Play the wanted replay with these replies; the last action is the end's."""
     subject.begin_replay()
-    verdicts = [subject.reply(sequence, mark(sequence, engine)) for sequence in sequences]
+    verdicts = [subject.reply(sequence, mark(sequence)) for sequence in sequences]
     return [*verdicts, subject.end_replay(is_complete=is_complete)]
 
 

@@ -40,12 +40,22 @@ def test_a_request_is_refused_after_two_deaths() -> None:
     assert refusal.until_s == 102.0 + REFUSED_S
 
 
-def test_a_replica_that_dies_twice_counts_twice() -> None:
+@pytest.mark.parametrize(
+    ("replica", "others", "other", "answered"),
+    [
+        pytest.param("r1", [], [], "", id="a replica that dies twice counts twice"),
+        pytest.param("r2", [Y], [Y], "y", id="the only unanswered one at the first death"),
+        pytest.param("r2", [Y], [Z], "x", id="alone at both deaths, though answered"),
+    ],
+)
+def test_the_culprit_of_two_deaths_is_refused(
+    replica: str, others: list[Body], other: list[Body], answered: str
+) -> None:
     deaths = Deaths()
-    die(deaths, "r1", 100.0, X)
-    die(deaths, "r1", 103.0, X)
+    die(deaths, "r1", 100.0, X, *others, answered=answered)
+    die(deaths, replica, 101.0, X, *other, answered=answered)
 
-    assert refused(deaths, 104.0) == {X}
+    assert refused(deaths, 102.0) == {X}
 
 
 def test_a_failure_counts_once_however_often_it_is_noted() -> None:
@@ -96,22 +106,6 @@ def test_two_requests_at_all_deaths_are_not_refused() -> None:
     die(deaths, "r3", 103.0, X, Z)
 
     assert refused(deaths, 104.0) == {X}
-
-
-def test_the_only_unanswered_request_is_the_culprit() -> None:
-    deaths = Deaths()
-    die(deaths, "r1", 100.0, X, Y, answered="y")
-    die(deaths, "r2", 101.0, X, Y)
-
-    assert refused(deaths, 102.0) == {X}
-
-
-def test_a_lone_request_is_the_culprit_though_it_was_answered() -> None:
-    deaths = Deaths()
-    die(deaths, "r1", 100.0, X, Y, answered="x")
-    die(deaths, "r2", 101.0, X, Z, answered="x")
-
-    assert refused(deaths, 102.0) == {X}
 
 
 def test_a_refusal_ends_after_ten_minutes_and_one_more_death_renews_it() -> None:

@@ -43,16 +43,13 @@ def test_endpoints_of_their_own_are_followed(replicas: list[EventPorts]) -> None
     assert foreign(*replicas) == {}
 
 
-def test_only_the_owner_of_an_endpoint_is_followed() -> None:
-    owner, slip = ports("a", (1, 2), (1, 2)), ports("b", (1, 2), (3, 4))
+@pytest.mark.parametrize(("used", "reported"), [((1, 2), (3, 4)), ((2, 3), (5, 6))])
+def test_events_where_another_one_publishes_or_replays_are_foreign(
+    used: Ports, reported: Ports
+) -> None:
+    found = foreign(ports("a", (1, 2), (1, 2)), ports("b", used, reported))
 
-    assert foreign(owner, slip) == {"b": "events[0]: h:1 is an event endpoint of a, too"}
-
-
-def test_events_where_another_one_replays_are_foreign() -> None:
-    owner, slip = ports("a", (1, 2), (1, 2)), ports("b", (2, 3), (5, 6))
-
-    assert foreign(owner, slip) == {"b": "events[0]: h:2 is an event endpoint of a, too"}
+    assert found == {"b": f"events[0]: h:{used[0]} is an event endpoint of a, too"}
 
 
 @pytest.mark.parametrize("reported", [None, (1, 2)])

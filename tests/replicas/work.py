@@ -34,13 +34,11 @@ def send(
     now_s: float,
     *,
     tokens: int = 100,
-    fetched: int = 0,
     streams: bool = True,
 ) -> Lease:
     booking = Booking(
         num_uncached_tokens=tokens,
-        num_cached_tokens=fetched,
-        num_fetched_tokens=fetched,
+        num_cached_tokens=0,
         streams=streams,
     )
     return fleet.load.admit(CandidateId(candidate), booking, now_s)

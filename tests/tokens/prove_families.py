@@ -53,7 +53,6 @@ class Comparison(NamedTuple):
     wrongly_refused: list[int]
     num_equal: int
     num_for_engine: int
-    num_refused: int
 
 
 def load(name: str, release: Release = V0_32) -> Prompter:
@@ -89,7 +88,7 @@ def compare(
     """Compare our ids with the engine's for as many conversations as were recorded."""
     wrong: list[int] = []
     wrongly_refused: list[int] = []
-    num_equal = num_for_engine = num_refused = 0
+    num_equal = num_for_engine = 0
     for index, body in enumerate(bodies(name, api, seed, len(recorded))):
         try:
             if ours(prompter, body, api) == recorded[index]:
@@ -99,10 +98,9 @@ def compare(
         except NeedsEngine:
             num_for_engine += recorded[index] is not None
         except ClientError:
-            num_refused += 1
             if recorded[index] is not None:
                 wrongly_refused.append(index)
-    return Comparison(wrong, wrongly_refused, num_equal, num_for_engine, num_refused)
+    return Comparison(wrong, wrongly_refused, num_equal, num_for_engine)
 
 
 def ask_engine(

@@ -16,7 +16,6 @@ def generation(
     *,
     lora: tuple[int, str] | None = None,
     cache_salt: str | None = None,
-    arrival_s: float = 0.0,
 ) -> Generation:
     """Make a request as the emulator does: its blocks named by the contract, the reply's too."""
     extra = ExtraKeys(lora=None if lora is None else (lora[1], ""), cache_salt=cache_salt)
@@ -28,5 +27,4 @@ def generation(
         asyncio.Event(),
         lora=lora,
         cache_salt=cache_salt,
-        arrival_s=arrival_s,
     )

@@ -25,8 +25,8 @@ def test_every_step_equals_the_recording_of_vllm(recorded: Json) -> None:
     assert differences(recorded) == []
 
 
-def sequence(*keys: Any, num_tokens: int | None = None) -> KvSequence:
-    return KvSequence(list(keys), 2 * len(keys) if num_tokens is None else num_tokens)
+def sequence(*keys: Any) -> KvSequence:
+    return KvSequence(list(keys), 2 * len(keys))
 
 
 def written(tier: CpuTier, *sequences: KvSequence) -> None:

@@ -75,8 +75,8 @@ def word(text: str = " w") -> bytes:
     return event({"choices": [{"text": text, "finish_reason": None}]})
 
 
-def usage(prompt: int = 16, output: int = 3, cached: int | None = 0) -> bytes:
-    counts: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": output}
+def usage(prompt: int = 16, cached: int | None = 0) -> bytes:
+    counts: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": 3}
     if cached is not None:
         counts["prompt_tokens_details"] = {"cached_tokens": cached}
     return event({"choices": [], "usage": counts})

@@ -46,12 +46,10 @@ def turn(
     )
 
 
-def session_turns(
-    ttft_s: float = 0.1, *, num_sessions: int = 12, cached: int = 800
-) -> list[TurnResult]:
+def session_turns(ttft_s: float = 0.1, *, num_sessions: int = 12) -> list[TurnResult]:
     """Make three turns of each session; first tokens differ by session."""
     return [
-        turn(f"s{s}", n, ttft_s=ttft_s * (1 + 0.1 * (s % 3)), cached=cached)
+        turn(f"s{s}", n, ttft_s=ttft_s * (1 + 0.1 * (s % 3)), cached=800)
         for s in range(num_sessions)
         for n in range(3)
     ]
@@ -62,24 +60,21 @@ def run(
     turns: Sequence[TurnResult],
     *,
     round: int = 1,
-    loop: str = "closed",
-    workload: str = "made up",
     target: str = "simulated",
     is_complete: bool = True,
     note: str = "",
-    started_at: float = 0.0,
 ) -> Run:
     """Wrap turns as one arm's run of one round."""
     return Run(
         info=RunInfo(
             label=label,
             target=target,
-            workload=workload,
-            loop=loop,
+            workload="made up",
+            loop="closed",
             round=round,
             is_complete=is_complete,
             note=note,
-            started_at=started_at,
+            started_at=0.0,
         ),
         turns=tuple(turns),
     )

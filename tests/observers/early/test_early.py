@@ -184,11 +184,20 @@ async def test_a_salt_goes_with_it() -> None:
         assert own.usage["prompt_tokens"] - own.reported < 64
 
 
-async def test_a_conversation_without_reasoning_is_not_followed() -> None:
-    """It goes on as it was. Nor is it computed again after its engine was restarted."""
-    items = [("user", words(0, num_words=300))]
-    async with Engines(1) as [engine], on_stage(engine) as stage:
-        await stage.ask(chat_body(items))
+@pytest.mark.parametrize(
+    ("items", "fields"),
+    [
+        pytest.param([("user", words(0, num_words=300))], {}, id="without reasoning"),
+        pytest.param(LOOP, {"prompt_logprobs": 0}, id="a request that reads no cache"),
+        pytest.param(LOOP, {"max_tokens": 4}, id="an answer that is cut off"),
+    ],
+)
+async def test_what_goes_on_as_it_was_or_may_not_is_not_followed(
+    items: list[tuple[str, str]], fields: Json
+) -> None:
+    """Nor is it computed again after its engine was restarted; a client may continue a cut one."""
+    async with Engines(1, reply_tokens=50) as [engine], on_stage(engine) as stage:
+        await stage.ask(chat_body(items, **fields))
         await stage.ask(chat_body(LOOP), headers={"X-Session-ID": "another"})
         await early(stage, engine)
 
@@ -219,16 +228,6 @@ async def test_a_finished_session_gets_nothing_computed() -> None:
         assert stage.metric("warmroute_early_total") == 1
 
 
-@pytest.mark.parametrize("fields", [{"prompt_logprobs": 0}])
-async def test_a_request_that_reads_no_cache_is_not_followed(fields: Json) -> None:
-    async with Engines(1) as [engine], on_stage(engine) as stage:
-        await stage.ask(chat_body(LOOP, **fields))
-        await stage.ask(chat_body(LOOP), headers={"X-Session-ID": "another"})
-        await early(stage, engine)
-
-        assert stage.metric("warmroute_early_total") == 1
-
-
 async def test_an_engine_without_prefix_caching_gets_nothing_early() -> None:
     async with Engines(1, enable_prefix_caching=False) as [engine], on_stage(engine) as stage:
         for number in range(3):
@@ -238,16 +237,6 @@ async def test_an_engine_without_prefix_caching_gets_nothing_early() -> None:
         assert observer is not None
         assert observer.held.num_bytes == 0
         assert stage.metric("warmroute_early_total") == 0
-
-
-async def test_an_answer_that_is_cut_off_is_not_followed() -> None:
-    """Its client may have it continued."""
-    async with Engines(1, reply_tokens=50) as [engine], on_stage(engine) as stage:
-        await stage.ask(chat_body(LOOP, max_tokens=4))
-        await stage.ask(chat_body(LOOP), headers={"X-Session-ID": "another"})
-        await early(stage, engine)
-
-        assert stage.metric("warmroute_early_total") == 1
 
 
 async def test_a_request_cuts_it_and_it_is_done_later() -> None:

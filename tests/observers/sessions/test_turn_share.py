@@ -26,16 +26,15 @@ SPACE = (1 << 64) - 1
 OTHER = HashContract(algorithm="sha256", block_size=32)
 
 
-def parts(*messages: int, system: int = 3) -> PartDigests:
+def parts(*messages: int) -> PartDigests:
     return PartDigests(
-        tools=1, tool_set=2, system=system, messages=array("Q", messages), has_answers=True
+        tools=1, tool_set=2, system=3, messages=array("Q", messages), has_answers=True
     )
 
 
 def thread(
     chain: Sequence[BlockKey],
     *messages: int,
-    candidate: CandidateId = R1,
     contract: HashContract = CONTRACT,
 ) -> Thread:
     return Thread(
@@ -44,7 +43,7 @@ def thread(
         keys=cast("Sequence[BlockKey]", array("Q", chain)),
         num_tokens=len(chain) * contract.block_size + 5,
         parts=parts(*messages),
-        candidate=candidate,
+        candidate=R1,
         num_emptied=0,
         at_s=0.0,
     )

@@ -19,11 +19,9 @@ from router.records.record import (
 )
 
 
-def changed(
-    part: Part, *, num_in_row: int = 1, num: int = 1000, index: int | None = None
-) -> Computed:
+def changed(part: Part, *, num_in_row: int = 1, index: int | None = None) -> Computed:
     change = Change(part=part, offset=16, index=index, num_in_row=num_in_row)
-    return Computed(tokens={"new": 10, "changed": num}, change=change)
+    return Computed(tokens={"new": 10, "changed": 1000}, change=change)
 
 
 @pytest.mark.parametrize("cause", [cause for cause in CAUSES if cause != "new"])
