@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
 from loadtest.engine_model.time_model import TimeModel
+from policies.view import CandidateId
 from router.api.sessions import session_hash
 from router.cluster.outbox import LATER_S
 from router.observers.sessions.finish import FinishRoute
@@ -117,6 +119,8 @@ async def test_a_waiting_prompt_gets_room_when_a_session_ends(
             await stage.settled(engine)
         busy = tg.create_task(turn(stage, two, words(3), max_tokens=200))
         await stage.until(lambda: num_live(stage) == 2)
+        known_elsewhere = session_hash(three["X-Session-ID"], "tiny")  # a new one would not wait
+        stage.router.fleet.conversations.learn(known_elsewhere, CandidateId("r1"), 0, monotonic())
         waits = tg.create_task(turn(stage, three, words(4)))
         await stage.until(lambda: stage.metric("warmroute_waiting_requests") == 1)
         await stage.until(lambda: stage.metric("warmroute_inflight_uncached_tokens") == 0)
