@@ -350,7 +350,9 @@ class Queue(Generic[C]):
         waiting.ticket_s = now_s
         if waiting.session is not None:
             waiting.ticket_s = self._conversations.asked(waiting.session, now_s, waiting.parent)
-            waiting.is_seldom = self._conversations.comes_seldom(waiting.session)
+            waiting.is_seldom = not waiting.is_batch and self._conversations.comes_seldom(
+                waiting.session
+            )
 
     def _home(self, waiting: Waiting) -> CandidateId | None:
         """Return where a request's conversation has room; None: nowhere."""

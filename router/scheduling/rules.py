@@ -17,7 +17,8 @@ nowhere else. All others go where there is room. `Rules.judge` has the cases:
  5. A conversation that comes for single turns gains nothing from room: it is new, or its pauses are
     too long to keep any. While others wait for room, its turn is a visit as soon as turns that run
     leave space for it. Those that pause lose blocks, the longest silent first. Without this a chat
-    waits for minutes behind agents, beside a replica that computes next to nothing.
+    waits for minutes behind agents, beside a replica that computes next to nothing. Class batch
+    waits.
  6. The *window* is open if a replica has at most one request ready beside the one that it computes,
     or `ready_ms` of short ones, which it computes in one step. The order inside an engine cannot be
     changed, and waiting there evicts the prefix that a request counts on. For the same reason the

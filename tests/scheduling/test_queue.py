@@ -449,6 +449,16 @@ def test_who_comes_for_a_single_turn_passes_those_that_wait_for_room(
         assert stage.sets.home(3) is None
 
 
+def test_a_single_turn_of_class_batch_waits_as_others_do() -> None:
+    """It would take blocks of interactive conversations that pause."""
+    stage = Stage(fill=0.9)
+    stage.lives(1, A, 9_000)
+    stage.ask("first", 5_000, session=2)
+    stage.ask("batch", 1_000, session=3, is_new=True, batch=True)
+
+    assert stage.release() == []
+
+
 def test_large_single_turns_do_not_hold_up_small_ones() -> None:
     """Each is tried, the soonest computed first, up to 300 s of waiting."""
     stage = Stage(max_wait_s=1e6)
