@@ -138,15 +138,15 @@ class _Follower:
 
     async def _replay(self) -> None:
         """Get history, as far as it goes back; after a failure try again, later."""
-        is_complete = is_cut = False
+        is_complete = is_answered = False
         start = self._stream.begin_replay()
         try:
             async with self._source.replay(start) as replies:
                 while messages := await replies.receive():
                     await self._apply(messages, self._stream.replayed)
                 is_complete = replies.is_complete
-                is_cut = not is_complete and replies.num_messages > 0
-            if not is_complete and not is_cut and self._has_replayed:
+                is_answered = is_complete or replies.num_messages > 0
+            if not is_answered and self._has_replayed:
                 raise ValueError("no answer in time")
         except (UpstreamError, ConfigError, ValueError) as exc:
             logger.warning(
@@ -155,8 +155,8 @@ class _Follower:
             )
         finally:
             self._stream.end_replay(is_complete=is_complete)
-        self._has_replayed = is_complete or is_cut
-        if self._has_replayed:
+        self._has_replayed = is_answered
+        if is_answered:
             self._backoff.reset()
         else:
             self._replay_at_s = self._clock() + self._backoff.next_s()

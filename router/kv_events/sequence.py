@@ -220,7 +220,7 @@ class History:
         if replay is _Replay.HOLE or is_cut:
             self._refill()
         elif not is_complete:
-            self._fail(replay)
+            self._fail()
         elif replay is _Replay.FIRST:
             return self._nothing_came()
         elif replay is _Replay.FOLLOWING:
@@ -241,22 +241,19 @@ class History:
 
     def _refill(self) -> None:
         assert self.next_sequence is not None
-        if self.next_sequence - 1 > self._replay_from:
-            self.ask()
-        else:  # no progress: do not ask for ever
-            self._fail(_Replay.HOLE)
+        if self.next_sequence - 1 <= self._replay_from:  # no progress: do not ask for ever
+            self._fail()
+        self.ask()
 
     def _answered(self) -> None:
         self.wanted = None
         self._is_behind = self._is_fresh = False
         self._num_failed = 0
 
-    def _fail(self, replay: _Replay) -> None:
+    def _fail(self) -> None:
         self.counters.num_failed_replays += 1
         self._num_failed += 1
         if self._can_ask():
-            if replay is _Replay.HOLE:
-                self.ask()
             return
         if self._is_fresh or self._is_suspect:
             self.forget()

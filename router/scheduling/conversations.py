@@ -31,7 +31,7 @@ PATIENCE: Final = 9.0
 
 _SELDOM: Final = 5.0
 """A conversation whose pauses are, in the mean, so many usual ones comes for single turns. With 1,
-a fifth of agents' turns did, and output at three times the caches fell by a third (simulated)."""
+a fifth of agents' turns did, and their output was lower (docs/research/trace.md)."""
 
 _FIRST_PAUSE_S: Final = 5.0  # until a pause was seen: about what an agent's tool takes
 _MOST_PAUSE_S: Final = 30.0  # a longer pause counts as this long: a person has left

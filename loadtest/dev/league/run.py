@@ -1,7 +1,7 @@
 """One router before one cell's replicas, for one seed: sent, watched, summed up.
 
 A replica with nothing to do, and with free blocks for the first prompt that waits in our queue for
-room, is a fault. Blocks of conversations that run or pause there are not free; nobody passes the
+room, is a fault. Blocks of conversations that run or pause there are not free; no prompt passes the
 first; and a turn whose conversation has room waits for its own replica. The router's own state is
 read once a second. Two readings in a row count as one such second, because a prompt that was just
 released, or has just come, is none.

@@ -87,7 +87,7 @@ def test_every_other_router_gets_its_port_and_the_replicas(name: str) -> None:
     [
         ([500], "room", 0, "up", 500, Waste.ROOM),
         ([500], "room", 0, "up", 501, Waste.IDLE),
-        ([501, 400], "room", 0, "up", 500, Waste.IDLE),  # nobody passes the first
+        ([501, 400], "room", 0, "up", 500, Waste.IDLE),  # no prompt passes the first
         ([500], "window", 0, "up", 0, Waste.IDLE),  # for its own replica, which is busy
         ([], "room", 0, "up", 0, Waste.NONE),
         ([500], "room", 2, "up", 0, Waste.NONE),
